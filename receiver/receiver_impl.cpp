@@ -175,6 +175,7 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
   DS_TRY(check_want(want).with_context("pull"));
   close_staged();
   const CallContext until(call);
+  if (!want.directory.empty()) return pull_directory(want.directory, until);
   const auto stopping = control_.stop_by(until.stop());
   control_.look_around(until.deadline());
   const OnTarget on_target(*target_, until);

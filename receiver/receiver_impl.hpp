@@ -1,6 +1,7 @@
 // The receiver behind include/deltasync/receiver.hpp. Tests make it with their own tuning.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -57,6 +58,9 @@ class ReceiverImpl final : public BoundTarget {
   void discard_full() override;
   void full_is_committed() override { partial_ = PartialUpdate(); }
   Session session(PartialUpdate& partial, bool& invalidated);
+  Result<std::unique_ptr<StagedUpdate>> pull_directory(const std::filesystem::path& directory,
+                                                       const CallContext& until);
+  Result<Prepared> read_directory(const std::filesystem::path& directory, const CallContext& until);
   Result<RepairReport> repair_listed(std::span<const std::uint64_t> tiles, const CallContext& until);
   Status repair_tiles(const Ranges& tiles, const CallContext& until, RepairReport& report);
   Status repair_and_attest(const Ranges& tiles, const CallContext& until, RepairReport& report);

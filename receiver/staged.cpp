@@ -16,6 +16,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 Status check_want(const Want& want) {
   if (want.number && !want.label.empty()) return Error(Errc::invalid_argument, "a number or a label, not both");
+  if (!want.directory.empty() && (want.number || !want.label.empty() || want.newer)) {
+    return Error(Errc::invalid_argument, "a directory or a version, not both");
+  }
   return check_label(want.label);
 }
 
@@ -89,7 +92,8 @@ Status StagedImpl::commit_staged(Deadline deadline) {
   }
   if (prepared_.report.mode == PullMode::full) {
     receiver_->full_is_committed();
-    receiver_->invalidated_ = false;
+    // Of no trainer: no delta of any leads on from it.
+    receiver_->invalidated_ = prepared_.report.version.id.epoch == kDirectoryEpoch;
   }
   phase_ = Phase::committed;
   prepared_.report.commit_s = seconds_since(start);

@@ -6,6 +6,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "deltasync/receiver.hpp"
@@ -58,6 +60,12 @@ class RolloutEngine {
   virtual Status restore_memory(EngineMemory memory);
 };
 
+/// Of a request: it is for a version of this number or a later one; for the one of this number or name. Until that is
+/// live the answer is 409. And of all answers: the live version's name, or its number.
+inline constexpr const char* kMinVersionHeader = "X-Deltasync-Min-Version";
+inline constexpr const char* kExactVersionHeader = "X-Deltasync-Exact-Version";
+inline constexpr const char* kVersionHeader = "X-Deltasync-Version";
+
 struct ControlOptions {
   std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback only with a token
   std::string token = {};              ///< that clients show as "Authorization: Bearer …"; empty: none
@@ -99,6 +107,15 @@ class ControlServer {
 
   /// "HOST:PORT" that it listens on.
   virtual std::string endpoint() const = 0;
+
+  /// For the engine's own routes, when the scheduler takes a request: what it will be computed with, by its headers
+  /// kMinVersionHeader and kExactVersionHeader (empty: it has none). The live version, whose label is the name that
+  /// kVersionHeader of the answer has to say; and a cache salt, which no other version has and all engines with this
+  /// version have. Any thread.
+  ///   - Errc::version_conflict: answer 409; another version is live, or none.
+  ///   - Errc::invalid_argument: answer 400; `min_version` is no number.
+  virtual Result<std::pair<Version, std::string>> admit(std::string_view min_version,
+                                                        std::string_view exact_version) const = 0;
 };
 
 }  // namespace deltasync

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "deltasync/layout.hpp"
@@ -82,6 +83,8 @@ class Placement {
   /// Host memory for elements that are pulled and have no place: the rest of tiles that a slice cuts through. 0 where
   /// the layout has cuts at the slices' borders (add_cuts).
   std::uint64_t rest_bytes() const noexcept { return rest_bytes_; }
+  /// Which tensors each live memory has elements of: its name and the tensor's, each pair once, in order.
+  std::vector<std::pair<std::string, std::string>> live_names() const;
 
   Placement(const Placement&) = delete;
   Placement& operator=(const Placement&) = delete;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,6 +76,10 @@ struct ReceiverOptions {
   std::string name = "receiver";  ///< for the agent's log and status
 };
 
+/// The epoch of what came from a directory (Want::directory), which no trainer has; the number is made of its content,
+/// and has no order.
+inline constexpr std::uint64_t kDirectoryEpoch = 1;
+
 /// What a pull asks for: by default the newest version, for which "up to date" is an answer.
 ///
 /// ```cpp
@@ -92,6 +97,12 @@ struct Want {
   /// for a version that is named.
   bool newer = false;
   std::uint64_t epoch = 0;  ///< with `number`: of this one; 0: of the newest
+  /// Alone: no version of the agent's, but what the safetensors files of this directory have now. Its tensors are those
+  /// of the layout, of their shapes and dtypes: else Errc::layout_mismatch names what is missing, unexpected or
+  /// different, and nothing has been touched. Afterwards the version is one of kDirectoryEpoch, with the path as its
+  /// label, and the next pull from the agent is a full one. Errc::unsupported: the target keeps directories or hands
+  /// versions on, or the trainer nodes hold parts.
+  std::filesystem::path directory = {};
   /// How long to wait until the agent has it, the time without an agent included; then Errc::timed_out, which is no
   /// failure. An agent that has been asked is heard out, for five seconds or so. Nothing: until the call's deadline,
   /// which bounds this and the transfer.

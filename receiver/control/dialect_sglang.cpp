@@ -83,37 +83,48 @@ HttpPage pull(Desk& desk, const Ask& ask) {
   }
   const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .caches_as_paused = true};
   const Status done = desk.service.call(call, request);
+  const std::optional<Version> live = desk.service.standing().version;
   if (done && *directory) {
     const std::lock_guard lock(desk.mutex);
     desk.pulled_directory = **directory;
+    desk.pulled = live ? std::optional(live->id) : std::nullopt;
   }
   return told(done, "version " + desk.service.standing().label + " is live");
 }
 
+/// What a directory has; after /pull_weights into it, the version that is live already.
 HttpPage update_from_disk(Desk& desk, const Ask& ask) {
   const auto path = ask.text("model_path");
   const auto label = ask.text("weight_version");
   const auto flushes = ask.boolean("flush_cache", true);
+  const auto aborts = ask.boolean("abort_all_requests", false);
   if (!path) return told(path.error(), "");
   if (!label) return told(label.error(), "");
   if (!flushes) return told(flushes.error(), "");
+  if (!aborts) return told(aborts.error(), "");
+  if (!*path || (*path)->empty()) return told(Error(Errc::invalid_argument, "no model_path in the body"), "");
+  const std::optional<Version> live = desk.service.standing().version;
+  bool pulled = false;
   {
     const std::lock_guard lock(desk.mutex);
-    if (!*path || desk.pulled_directory.empty() || **path != desk.pulled_directory) {
-      return page_of(501, {{"success", false},
-                           {"message",
-                            "weights are not read from directories here: ask /pull_weights, which takes "
-                            "them from the trainer"}});
-    }
+    pulled = **path == desk.pulled_directory && live && live->id == desk.pulled;
   }
   Status done;
-  if (*flushes) done = desk.service.call({.kind = Call::Kind::reset_caches});
+  if (!pulled) {
+    const Call call{
+        .kind = Call::Kind::update, .mode = *aborts ? PauseMode::abort : brief_pause(desk), .resets_caches = *flushes};
+    done = desk.service.call(call, {.directory = **path});
+  } else if (*flushes) {
+    done = desk.service.call({.kind = Call::Kind::reset_caches});
+  }
   if (done && *label) desk.service.rename(**label);
   return told(done, "Succeeded to update model weights.", {{"num_paused_requests", 0}});
 }
 
 HttpPage model_info(Desk& desk, const Ask&) {
-  return page_of(200, {{"model_path", desk.options.model}, {"weight_version", desk.service.standing().label}});
+  json page = live_weights(desk);
+  page["model_path"] = desk.options.model;
+  return page_of(200, page);
 }
 
 HttpPage abort_request(Desk& desk, const Ask& ask) {
@@ -123,7 +134,7 @@ HttpPage abort_request(Desk& desk, const Ask& ask) {
   if (!id) return refused(id.error().message());
   if (!*all && (!*id || (*id)->empty())) return refused("give rid, or abort_all=true");
   const auto done = desk.service.abort(*all ? std::vector<std::string>() : std::vector{**id});
-  return done ? HttpPage{200, kJson, ""} : refused(done.error().message());
+  return done ? HttpPage{200, "text/plain; charset=utf-8", ""} : refused(done.error().message());
 }
 
 HttpPage not_here(Desk&, const Ask&) {
@@ -134,17 +145,18 @@ HttpPage not_here(Desk&, const Ask&) {
 }
 
 constexpr Route kRoutes[] = {
-    {"POST", "/pause_generation", "stops admission (mode: abort, retract, in_place)", pause},
+    {"POST", "/pause_generation", "stops admission", pause, "", "mode:abort/retract/in_place"},
     {"POST", "/continue_generation", "serves again", go_on},
-    {"GET POST", "/flush_cache", "drops caches (timeout in seconds)", flush},
+    {"GET POST", "/flush_cache", "drops caches (timeout in seconds)", flush, "timeout:number"},
     {"GET POST", "/release_memory_occupation", "gives up memory (tags)",
-     [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::sleep); }},
+     [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::sleep); }, "", "tags:texts"},
     {"GET POST", "/resume_memory_occupation", "takes it again (tags)",
-     [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::wake); }},
-    {"POST", "/pull_weights", "takes a version (target_version; 0: the newest)", pull},
-    {"POST", "/update_weights_from_disk", "after /pull_weights: names the version (model_path, weight_version)",
-     update_from_disk},
-    {"POST", "/update_weight_version", "names the live version (new_version)", name_version},
+     [](Desk& desk, const Ask& ask) { return change_memory(desk, ask, Call::Kind::wake); }, "", "tags:texts"},
+    {"POST", "/pull_weights", "takes a version (0: the newest)", pull, "",
+     "target_version:text local_checkpoint_dir:text source_dir:text"},
+    {"POST", "/update_weights_from_disk", "takes what a directory has, or, after /pull_weights into it, names that",
+     update_from_disk, "", "model_path:text weight_version:text flush_cache:boolean abort_all_requests:boolean"},
+    {"POST", "/update_weight_version", "names the live version", name_version, "", "new_version:text"},
     {"GET", "/model_info", "the model, and the live version's name", model_info},
     {"GET", "/get_model_info", "the same", model_info},
     {"GET", "/get_weight_version", "the live version's name",
@@ -153,7 +165,7 @@ constexpr Route kRoutes[] = {
      }},
     {"GET", "/server_info", "what clients look for", server_info},
     {"GET", "/get_server_info", "the same", server_info},
-    {"POST", "/abort_request", "ends requests (rid, or abort_all)", abort_request},
+    {"POST", "/abort_request", "ends requests (rid, or abort_all)", abort_request, "", "rid:text abort_all:boolean"},
     {"POST", "/update_weights_from_tensor", "is not supported", not_here},
     {"POST", "/update_weights_from_distributed", "is not supported", not_here},
     {"POST", "/update_weights_from_ipc", "is not supported", not_here},

@@ -53,7 +53,9 @@ Status update(Desk& desk, const Ask& ask) {
   UpdateRequest request;
   DS_ASSIGN(const auto version, ask.text("version"));
   DS_ASSIGN(request.verify, ask.boolean("verify_checksum", false));
+  DS_ASSIGN(const auto directory, ask.text("directory"));
   request.version = version.value_or("");
+  request.directory = directory.value_or("");
   if (desk.service.standing().engine.serves()) {
     return Error(Errc::version_conflict, "Pause LLM Engine first before calling updating weights");
   }
@@ -74,28 +76,36 @@ HttpPage old_answer(const Status& done) {
 }
 
 constexpr Route kRoutes[] = {
-    {"POST", "/v1/pause", "stops admission and ends what runs (mode=abort, wait, keep; timeout in seconds)",
-     [](Desk& desk, const Ask& ask) { return envelope(pause(desk, ask)); }},
+    {"POST", "/v1/pause", "stops admission and ends what runs (timeout in seconds)",
+     [](Desk& desk, const Ask& ask) { return envelope(pause(desk, ask)); }, "mode:abort/wait/keep timeout:number"},
     {"POST", "/v1/resume", "serves again",
      [](Desk& desk, const Ask&) { return envelope(desk.service.call({.kind = Call::Kind::resume})); }},
     {"GET", "/v1/is_paused", "whether it is paused",
      [](Desk& desk, const Ask&) {
        return envelope({}, {{"is_paused", !desk.service.standing().engine.serves()}});
      }},
-    {"POST", "/v1/sleep", "gives up memory (tags=weight,kv_cache)",
-     [](Desk& desk, const Ask& ask) { return envelope(sleep(desk, ask)); }},
-    {"POST", "/v1/wakeup", "takes it again, and serves (tags=weight,kv_cache)",
-     [](Desk& desk, const Ask& ask) { return envelope(wake(desk, ask)); }},
-    {"POST", "/v1/update_weights", "takes a version; the engine must be paused (version, verify_checksum)",
+    {"POST", "/v1/sleep", "gives up memory (weight, kv_cache)",
+     [](Desk& desk, const Ask& ask) { return envelope(sleep(desk, ask)); }, "tags:texts"},
+    {"POST", "/v1/wakeup", "takes it again, and serves",
+     [](Desk& desk, const Ask& ask) { return envelope(wake(desk, ask)); }, "tags:texts"},
+    {"GET", "/v1/placement", "the HF tensors of each live parameter",
+     [](Desk& desk, const Ask&) {
+       json names = json::object();
+       for (const auto& [parameter, tensor] : desk.weights.live_names()) names[parameter].push_back(tensor);
+       return envelope({}, std::move(names));
+     }},
+    {"POST", "/v1/update_weights", "takes a version, or what a directory has; the engine must be paused",
      [](Desk& desk, const Ask& ask) {
        const Status done = update(desk, ask);
        return envelope(done, json::array({{{"version", desk.service.standing().label}}}));
-     }},
+     },
+     "", "version:text directory:text verify_checksum:boolean"},
     {"POST", "/v1/abort_requests", "ends requests (abort_all, or req_ids)",
      [](Desk& desk, const Ask& ask) {
        const auto aborted = abort(desk, ask);
        return aborted ? envelope({}, {{"aborted", *aborted}}) : envelope(aborted.error());
-     }},
+     },
+     "", "abort_all:boolean req_ids:texts"},
     {"GET", "/clear_load_weight", "sleeps", [](Desk& desk, const Ask&) { return old_answer(sleep(desk, {})); }},
     {"GET", "/update_model_weight", "wakes up", [](Desk& desk, const Ask&) { return old_answer(wake(desk, {})); }},
 };

@@ -63,8 +63,10 @@ Result<UpdateRequest> request_of(const Ask& ask) {
   }
   for (const Ask& part : {std::cref(ask), std::cref(inner)}) {
     DS_ASSIGN(const auto version, part.text("version"));
+    DS_ASSIGN(const auto directory, part.text("directory"));
     DS_ASSIGN(const bool verify, part.boolean("verify_checksum", request.verify));
     if (version) request.version = *version;
+    if (directory) request.directory = *directory;
     request.verify = verify;
   }
   DS_ASSIGN(const auto directory, ask.text("weight_dir"));
@@ -87,6 +89,19 @@ HttpPage update(Desk& desk, const Ask& ask) {
     desk.updated = true;
   }
   return told(done, of_prime_rl ? json{{"status", "ok"}} : json{{"message", "Weights updated"}});
+}
+
+/// AReaL's routes: {"success", "message"}.
+HttpPage of_areal(const Status& done, const char* good) {
+  return page_of(done ? 200 : 400, {{"success", done.ok()}, {"message", done ? good : done.error().message()}});
+}
+
+HttpPage areal_update(Desk& desk, const Ask& ask) {
+  const auto path = ask.text("model_path");
+  if (!path) return of_areal(path.error(), "");
+  if (!*path || (*path)->empty()) return of_areal(Error(Errc::invalid_argument, "no model_path in the body"), "");
+  const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .caches_as_paused = true};
+  return of_areal(desk.service.call(call, {.directory = **path}), "Weights updated");
 }
 
 HttpPage finish_update(Desk& desk, const Ask& ask) {
@@ -137,7 +152,7 @@ HttpPage models(Desk& desk, const Ask&) {
 }
 
 constexpr Route kRoutes[] = {
-    {"POST", "/pause", "stops admission (mode=abort, wait, keep; clear_cache)", pause},
+    {"POST", "/pause", "stops admission", pause, "mode:abort/wait/keep clear_cache:boolean"},
     {"POST", "/resume", "serves again",
      [](Desk& desk, const Ask&) {
        return told(desk.service.call({.kind = Call::Kind::resume}), {{"status", "resumed"}});
@@ -146,26 +161,25 @@ constexpr Route kRoutes[] = {
      [](Desk& desk, const Ask&) {
        return page_of(200, {{"is_paused", !desk.service.standing().engine.serves()}});
      }},
-    {"POST", "/abort_requests", "ends requests (request_ids; without, all)", abort_requests},
+    {"POST", "/abort_requests", "ends requests (without ids all)", abort_requests, "", "request_ids:texts"},
     {"POST", "/init_weight_transfer_engine", "does nothing: the receiver is connected",
      [](Desk&, const Ask&) {
        return page_of(200, {{"message", "Weight transfer initialized"}});
      }},
     {"POST", "/start_weight_update", "begins an update", start_update},
     {"POST", "/update_weights", "takes a version (update_info.version, or weight_dir=…/step_N; else the newest)",
-     update},
-    {"POST", "/finish_weight_update", "ends an update (weight_version: its name)", finish_update},
-    {"POST", "/update_weight_version", "names the live version (new_version)", name_version},
+     update, "", "update_info:object weight_dir:text version:text directory:text verify_checksum:boolean"},
+    {"POST", "/finish_weight_update", "ends an update (weight_version: its name)", finish_update, "",
+     "weight_version:text"},
+    {"POST", "/update_weight_version", "names the live version", name_version, "", "new_version:text"},
     {"GET", "/weight_info", "the live version's name",
-     [](Desk& desk, const Ask&) {
-       return page_of(200, {{"weight_version", desk.service.standing().label}});
-     }},
+     [](Desk& desk, const Ask&) { return page_of(200, live_weights(desk)); }},
     {"GET", "/get_world_size", "processes of the engine",
      [](Desk& desk, const Ask&) {
        return page_of(200, {{"world_size", desk.options.world_size}});
      }},
-    {"POST", "/sleep", "gives up memory (level=0, 1, 2; mode)", sleep},
-    {"POST", "/wake_up", "takes it again, and serves if nothing sleeps (tags)", wake},
+    {"POST", "/sleep", "gives up memory", sleep, "level:integer mode:abort/wait/keep"},
+    {"POST", "/wake_up", "takes it again, and serves if nothing sleeps", wake, "tags:texts"},
     {"GET", "/is_sleeping", "whether anything sleeps",
      [](Desk& desk, const Ask&) {
        return page_of(200, {{"is_sleeping", !desk.service.standing().engine.asleep.empty()}});
@@ -176,6 +190,11 @@ constexpr Route kRoutes[] = {
      }},
     {"GET", "/server_info", "what clients look for", server_info},
     {"GET", "/v1/models", "the model", models},
+    {"POST", "/areal_pause_generation", "stops admission, and ends what runs",
+     [](Desk& desk, const Ask&) { return of_areal(desk.service.call({.kind = Call::Kind::pause}), "paused"); }},
+    {"POST", "/areal_continue_generation", "serves again",
+     [](Desk& desk, const Ask&) { return of_areal(desk.service.call({.kind = Call::Kind::resume}), "continued"); }},
+    {"POST", "/areal_update_weights", "takes what a directory has", areal_update, "", "model_path:text"},
 };
 
 }  // namespace

@@ -177,6 +177,11 @@ net::HttpPage server_info(Desk& desk, const Ask&) {
                        {"weight_version", desk.service.standing().label}});
 }
 
+nlohmann::json live_weights(const Desk& desk) {
+  const Standing now = desk.service.standing();
+  return {{"weight_version", now.label}, {"cache_salt", now.cache_salt}};
+}
+
 net::HttpPage name_version(Desk& desk, const Ask& ask) {
   const auto label = ask.text("new_version");
   if (!label || !*label) {

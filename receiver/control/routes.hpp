@@ -39,10 +39,12 @@ struct Desk {
   Service& service;
   RolloutEngine& engine;
   const ControlOptions& options;
+  EngineWeights& weights;
   std::mutex mutex;
   bool update_started = false;   ///< protected by mutex, as all below
   bool updated = false;          ///< since then
-  std::string pulled_directory;  ///< which a client was told has the live version
+  std::string pulled_directory;  ///< which a client was told has this version
+  std::optional<VersionId> pulled;
 };
 
 struct Route {
@@ -50,7 +52,15 @@ struct Route {
   std::string_view path;
   std::string_view summary;
   net::HttpPage (*answer)(Desk& desk, const Ask& ask);
+  // What the route looks at of a question: "NAME:TYPE NAME:TYPE". Types are JSON's, "text" (a string or an integer),
+  // "texts" (a list of strings), or the words that may stand there, as in "mode:abort/wait/keep".
+  std::string_view query = {};
+  std::string_view body = {};
 };
+/// OpenAPI's description of them.
+nlohmann::json openapi_of(std::span<const Route* const> routes);
+
+bool has_method(const Route& route, std::string_view method);
 
 std::span<const Route> v1_routes();
 std::span<const Route> vllm_routes();
@@ -73,6 +83,8 @@ std::optional<PauseMode> mode_of(std::string_view text);
 /// Routes that two dialects have under one path: with what clients of either look for.
 net::HttpPage server_info(Desk& desk, const Ask& ask);
 net::HttpPage name_version(Desk& desk, const Ask& ask);
+/// {"weight_version", "cache_salt"}
+nlohmann::json live_weights(const Desk& desk);
 /// What an update that finds the engine serving does meanwhile.
 PauseMode brief_pause(const Desk& desk);
 

@@ -35,10 +35,6 @@ Result<std::span<const Route>> routes_of(const std::string& dialect) {
   return Error(Errc::invalid_argument, "no dialect '" + dialect + "': there is v1, vllm and sglang");
 }
 
-bool has_method(const Route& route, std::string_view method) {
-  return route.methods.find(method) != std::string_view::npos;
-}
-
 /// In a time that tells nothing of the token.
 bool same_token(std::string_view one, std::string_view other) {
   return net::equal_proofs(net::client_proof(one, {}, {}, wire::Role::control),
@@ -51,7 +47,7 @@ class Server final : public StoppableServer {
       : options_(std::move(options)),
         weights_(std::move(weights)),
         service_(engine, *weights_, std::chrono::nanoseconds(std::llround(options_.call_s * 1e9))),
-        desk_{service_, engine, options_, {}, false, false, {}} {}
+        desk_{service_, engine, options_, *weights_, {}, false, false, {}, {}} {}
 
   ~Server() override {
     if (in_hook()) {
@@ -70,6 +66,14 @@ class Server final : public StoppableServer {
 
   void stop() override { service_.stop(); }
   bool in_hook() const override { return answering == this; }
+
+  Result<std::pair<Version, std::string>> admit(std::string_view min_version,
+                                                std::string_view exact_version) const override {
+    Standing now = service_.standing();
+    DS_TRY(admits(now, min_version, exact_version));
+    now.version->label = now.label;
+    return std::pair(std::move(*now.version), std::move(now.cache_salt));
+  }
 
   Status start() {
     if (!(options_.call_s > 0 && options_.call_s < 1e7)) {
@@ -133,7 +137,7 @@ class Server final : public StoppableServer {
       const std::string why = foreign_page(asked, listen_.host, options_.tls.wanted());
       if (!why.empty()) return page_of(403, {{"error", why + ": pages of others may not ask; give a token"}});
     }
-    if (path == "/openapi.json") return page_of(200, openapi());
+    if (path == "/openapi.json") return page_of(200, openapi_of(routes_));
     const auto found = std::find_if(routes_.begin(), routes_.end(), [&](const Route* r) { return r->path == path; });
     if (found == routes_.end()) return page_of(404, {{"error", "no such route; /openapi.json has them all"}});
     const Route& route = **found;
@@ -142,14 +146,22 @@ class Server final : public StoppableServer {
     }
     auto ask = parse_ask(asked);
     if (!ask) return page_of(400, {{"error", ask.error().message()}});
-    return net::HttpServer::Deferred([this, &route, ask = std::move(*ask)] {
+    return net::HttpServer::Deferred([this, &route, ask = std::move(*ask),
+                                      min = std::string(asked.header(kMinVersionHeader)),
+                                      exact = std::string(asked.header(kExactVersionHeader))] {
+      const Status may = admits_if_asked(min, exact);
       answering = this;
-      HttpPage page = route.answer(desk_, ask);
+      HttpPage page =
+          may ? route.answer(desk_, ask) : page_of(status_of(may.error()), {{"error", may.error().message()}});
       answering = nullptr;
       const Standing now = service_.standing();
-      if (!now.label.empty() && is_header_text(now.label)) page.headers.emplace_back("X-Deltasync-Version", now.label);
+      if (!now.label.empty() && is_header_text(now.label)) page.headers.emplace_back(kVersionHeader, now.label);
       return page;
     });
+  }
+
+  Status admits_if_asked(const std::string& min, const std::string& exact) const {
+    return min.empty() && exact.empty() ? Status() : admits(service_.standing(), min, exact);
   }
 
   bool admitted(std::string_view authorization) const {
@@ -160,23 +172,6 @@ class Server final : public StoppableServer {
   /// Labels are the trainer's, or a client's: what would break a header stays out of it.
   static bool is_header_text(std::string_view text) {
     return text.size() <= 256 && std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
-  }
-
-  json openapi() const {
-    json paths = json::object();
-    for (const Route* route : routes_) {
-      for (const std::string_view method : {"GET", "POST"}) {
-        if (!has_method(*route, method)) continue;
-        json operation = {{"summary", route->summary}, {"responses", json::object()}};
-        operation["responses"]["default"] = {{"description", "the dialect's own words"}};
-        if (method == "POST") {
-          operation["requestBody"] = {{"content", {{kJson, {{"schema", {{"type", "object"}}}}}}}};
-        }
-        paths[std::string(route->path)][method == "GET" ? "get" : "post"] = std::move(operation);
-      }
-    }
-    return {
-        {"openapi", "3.0.3"}, {"info", {{"title", "deltasync rollout control"}, {"version", "1"}}}, {"paths", paths}};
   }
 
   static thread_local const Server* answering;  ///< whose client's call this thread carries out

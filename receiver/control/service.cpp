@@ -1,6 +1,7 @@
 #include "receiver/control/service.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "base/log.hpp"
@@ -22,6 +23,14 @@ struct Waiting {
   std::atomic<int>& count;
   const int before;
 };
+
+/// nullopt: it is none.
+std::optional<std::uint64_t> number_of(std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [stopped, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || failed != std::errc() || stopped != text.data() + text.size()) return std::nullopt;
+  return number;
+}
 
 EngineState state_at_start(bool has_weights) {
   EngineState state;
@@ -155,7 +164,28 @@ Standing Service::standing() const {
   const Version& live = *now.version;
   const std::string own = live.label.empty() ? std::to_string(live.id.number) : live.label;
   now.label = labelled_ == live.id ? label_ : own;
+  now.cache_salt = to_string(live.id);
   return now;
+}
+
+Status admits(const Standing& now, std::string_view min, std::string_view exact) {
+  const auto wanted = number_of(min);
+  if (!min.empty() && !wanted) {
+    return Error(Errc::invalid_argument, "'" + std::string(min) + "' is no version's number");
+  }
+  const auto conflict = [&](const std::string& what) {
+    return Error(Errc::version_conflict, what + ", and " + (now.version ? now.label : "no version") + " is live");
+  };
+  if (!now.version) return conflict("the request needs a whole version");
+  // What came from a directory has no number to be compared.
+  const VersionId& live = now.version->id;
+  const bool numbered = live.epoch != kDirectoryEpoch;
+  if (wanted && !(numbered && live.number >= *wanted)) {
+    return conflict("the request is for version " + std::string(min) + " or a later one");
+  }
+  if (exact.empty() || exact == now.label || exact == now.version->label) return {};
+  if (numbered && number_of(exact) == live.number) return {};
+  return conflict("the request is for version " + std::string(exact));
 }
 
 }  // namespace deltasync::control

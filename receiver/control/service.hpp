@@ -8,6 +8,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 
 #include "base/deadline.hpp"
 #include "deltasync/control.hpp"
@@ -22,7 +23,14 @@ struct Standing {
   std::string busy;                ///< the call that goes on; empty: none
   std::optional<Version> version;  ///< that is live
   std::string label;               ///< of it, as the last client has called it; else its own, or its number
+  std::string cache_salt;          ///< that no other version has, the same on all engines; empty: none is live
 };
+
+/// Whether what is live will do for a request: `min` is a number, `exact` a number or a name, and empty what is not
+/// asked for.
+///   - Errc::invalid_argument: `min` is no number.
+///   - Errc::version_conflict: another version is live, or none; the message names it.
+Status admits(const Standing& now, std::string_view min, std::string_view exact);
 
 /// Thread-safe. Calls come one after the other: each waits for those before it.
 class Service {

@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
@@ -13,8 +15,9 @@ namespace deltasync::control {
 
 /// Which version an update is to bring.
 struct UpdateRequest {
-  std::string version;  ///< its number, or else its label; empty: the newest
-  bool verify = false;  ///< live memory is read again after the commit, and repaired
+  std::string version = {};    ///< its number, or else its label; empty: the newest
+  bool verify = false;         ///< live memory is read again after the commit, and repaired
+  std::string directory = {};  ///< not empty: no version, but what its safetensors files have
 };
 
 /// One call at a time, but for current().
@@ -34,6 +37,8 @@ class EngineWeights {
   virtual bool stages_in_place() const = 0;
   /// What is live; nothing: no whole version. Any thread.
   virtual std::optional<Version> current() const = 0;
+  /// (A parameter of live memory, the HF tensor that it has elements of), in order. Any thread.
+  virtual std::vector<std::pair<std::string, std::string>> live_names() const = 0;
 };
 
 /// `receiver` has a target and outlives it.

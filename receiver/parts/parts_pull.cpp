@@ -71,6 +71,7 @@ void at_once(std::size_t count, const CallContext& until, Call&& call) {
 Result<std::unique_ptr<StagedUpdate>> PartsReceiver::pull(const Want& want, const CallOptions& call) {
   if (target_ == nullptr || needed().empty()) return Error(Errc::invalid_argument, "pull: no target is bound");
   DS_TRY(check_want(want).with_context("pull"));
+  if (!want.directory.empty()) return Error(Errc::unsupported, "pull: trainer nodes hold parts, which no directory is");
   close_staged();
   const CallContext until(call);
   const OnTarget on_target(*target_, until);

@@ -13,6 +13,7 @@
 
 #include "base/call_context.hpp"
 #include "delta/changes.hpp"
+#include "deltasync/placement.hpp"
 #include "deltasync/result.hpp"
 #include "format/tile_set.hpp"
 #include "format/tiling.hpp"
@@ -252,6 +253,7 @@ struct TargetCapabilities {
   /// Versions lie where an engine has its weights, by a placement: a shadow can be kept beside them. It then has
   /// rollback, slices, repair and digests.
   bool in_live_memory = false;
+  const Placement* placement = nullptr;  ///< by which they do
 
   CanRollBack* rollback = nullptr;
   CanKeepSlices* slices = nullptr;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "format/coverage.hpp"
@@ -92,6 +93,25 @@ Status check_whole(const Layout& layout, const PlacementPlan& plan, std::span<co
 
 Placement::Placement() : parts_(std::make_unique<PlacementParts>()) {}
 Placement::~Placement() = default;
+
+std::vector<std::pair<std::string, std::string>> Placement::live_names() const {
+  std::set<std::pair<std::uint32_t, std::uint32_t>> found;  // memory, tensor
+  std::uint64_t rank = 0;
+  for (const wire::TileRange& range : parts_->tiles.ranges()) {
+    for (std::uint64_t tile = range.first; tile < range.end; ++tile, ++rank) {
+      const TileRegions& of_tile = parts_->of_tile[rank];
+      const std::uint32_t tensor = layout_->tensor_of_tile(tile);
+      for (std::uint32_t i = 0; i < of_tile.primaries + of_tile.copies; ++i) {
+        const std::uint32_t memory = parts_->regions[of_tile.first + i].memory;
+        if (memory != kRestMemory) found.emplace(memory, tensor);
+      }
+    }
+  }
+  std::set<std::pair<std::string, std::string>> names;
+  for (const auto& [memory, tensor] : found)
+    names.emplace(memories_[memory].name, layout_->tensors()[tensor].spec.name);
+  return {names.begin(), names.end()};
+}
 
 const PlacementParts& parts_of(const Placement& placement) noexcept {
   return *placement.parts_;

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +18,8 @@ import deltasync
 import pytest
 from deltasync import errors
 
-pytest.importorskip("torch")
-from control_fleet import TOKENS, Client, Engine, Fleet, model
+torch = pytest.importorskip("torch")
+from control_fleet import TOKENS, Client, Engine, Fleet, model  # noqa: E402
 
 TOKEN = "a token of the control service"
 
@@ -75,7 +77,7 @@ def test_vllm_clients_update_between_start_and_finish(fleets: Callable[..., Flee
     client.post("/finish_weight_update", {"weight_version": "step-2"})
     client.post("/resume")
     assert set(fleet.engine.finish(request).tokens) <= {1.0, 2.0} and request.ended == "length"
-    assert client.get("/weight_info") == {"weight_version": "step-2"}
+    assert client.get("/weight_info")["weight_version"] == "step-2"
     assert client.get("/server_info")["weight_transfer_config"] is not None
 
 
@@ -206,6 +208,80 @@ def test_weights_without_a_shadow_do_not_sleep(segment_name: str) -> None:
         assert engine.torn == []
 
 
+def test_a_request_is_for_a_version(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    client, control = fleet.client, fleet.control
+    first = control.admit({"x-deltasync-MIN-version": "1"})
+    assert first.version.number == 1 and first.headers == {"X-Deltasync-Version": "1"}
+    with pytest.raises(errors.VersionConflict, match="for version 2 or a later one, and 1 is live"):
+        control.admit({"X-Deltasync-Min-Version": "2"})
+    with pytest.raises(errors.InvalidArgument, match="no version's number"):
+        control.admit({"X-Deltasync-Min-Version": "new"})
+    assert client.send("GET", "/weight_info", X_Deltasync_Min_Version="2")[0] == 409
+    fleet.train(2.0)
+    client.post("/update_weights", {"weight_dir": None})
+    assert client.send("GET", "/weight_info", X_Deltasync_Min_Version="2")[0] == 200
+    second = control.admit({"X-Deltasync-Exact-Version": "2"})
+    assert second.version.number == 2 and second.cache_salt != first.cache_salt
+    assert client.get("/weight_info")["cache_salt"] == second.cache_salt
+    client.post("/v1/sleep?tags=weight")
+    with pytest.raises(errors.VersionConflict, match="no version is live"):
+        control.admit()
+    fleet.control.close()
+    with pytest.raises(errors.InvalidArgument, match="is closed"):
+        control.admit()
+
+
+def test_verify_checksum_repairs_live_memory(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    fleet.client.post("/v1/pause")
+    with torch.no_grad():
+        fleet.served.weight[3, 4] = 7.0
+    fleet.client.post("/v1/update_weights", {})  # up to date
+    assert fleet.served.weight[3, 4] == 7.0
+    fleet.client.post("/v1/update_weights", {"verify_checksum": True})
+    assert fleet.served.weight[3, 4] == 1.0
+    fleet.client.post("/v1/resume")
+
+
+def test_versions_are_asked_for_by_label(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    with torch.no_grad():
+        for parameter in fleet.trained.parameters():
+            parameter.fill_(2.0)
+    fleet.manager.offload(label="step two")
+    fleet.client.post("/v1/pause")
+    answer = fleet.client.post("/v1/update_weights", {"version": "step two"})
+    assert answer["result"] == [{"version": "step two"}] and fleet.value() == 2.0
+    fleet.client.post("/v1/resume")
+
+
+def test_the_placement_is_listed(fleets: Callable[..., Fleet]) -> None:
+    names = fleets().client.get("/v1/placement")["result"]
+    assert names == {"bias": ["bias"], "weight": ["weight"]}
+
+
+def test_a_directory_is_taken(fleets: Callable[..., Fleet], tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    fleet = fleets()
+    client = fleet.client
+    safetensors.save_file(model(5.0).state_dict(), tmp_path / "model.safetensors")
+    body = {"model_path": str(tmp_path), "abort_all_requests": True}
+    assert client.post("/update_weights_from_disk", body)["success"]
+    assert fleet.engine.finish(fleet.engine.submit("a")).tokens == [5.0] * TOKENS
+    assert client.get("/weight_info")["weight_version"] == str(tmp_path)
+    assert client.send("GET", "/weight_info", X_Deltasync_Min_Version="1")[0] == 409
+    salt = client.get("/weight_info")["cache_salt"]
+    # What the directory has is no base: the trainer's version comes whole.
+    client.post("/update_weights", {"weight_dir": None})
+    assert fleet.engine.finish(fleet.engine.submit("b")).tokens == [1.0] * TOKENS
+    client.post("/areal_update_weights", {"model_path": str(tmp_path)})
+    assert client.get("/weight_info")["cache_salt"] == salt  # the same weights
+    client.post("/sleep")
+    client.post("/wake_up")
+    assert fleet.engine.finish(fleet.engine.submit("c")).tokens == [5.0] * TOKENS
+
+
 def test_pages_of_other_sites_may_not_ask(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets()
     port = fleet.control.endpoint.rpartition(":")[2]
@@ -267,6 +343,19 @@ def test_a_pull_hears_the_end(fleets: Callable[..., Fleet]) -> None:
         pool.submit(fleet.client.send, "POST", "/update_weights", {"weight_dir": "/x/step_99"})
         began.wait()
         pool.submit(fleet.control.close).result(60)
+
+
+def test_an_engine_that_knows_its_service_is_freed(fleets: Callable[..., Fleet], segment_name: str) -> None:
+    fleet = fleets()
+    engine = Engine(fleet.served)
+    with deltasync.RolloutControl(engine, fleet.receiver) as control:
+        engine.control = control  # type: ignore[attr-defined]
+    assert control.endpoint == ""
+    engine.close()
+    gone = weakref.ref(engine)
+    del engine, control
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_hook_may_not_close(fleets: Callable[..., Fleet]) -> None:

@@ -10,7 +10,7 @@
 
 namespace deltasync::test {
 
-class IdleReceiver final : public Receiver {
+class IdleReceiver : public Receiver {
  public:
   const LayoutPtr& layout() const override { return layout_; }
   const Sidecar& sidecar() const override { return sidecar_; }

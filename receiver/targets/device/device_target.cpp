@@ -37,6 +37,7 @@ class DeviceTarget final : public MemoryTarget,
   TargetCapabilities capabilities() override {
     TargetCapabilities can = MemoryTarget::capabilities();
     can.in_live_memory = true;
+    can.placement = &executor_->placement();
     can.copies = this;
     can.resolve = this;
     can.borrow = this;

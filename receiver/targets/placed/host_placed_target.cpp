@@ -28,6 +28,7 @@ class PlacedTarget final : public TileTarget, public CanReadCopies {
   TargetCapabilities capabilities() override {
     TargetCapabilities can = TileTarget::capabilities();
     can.in_live_memory = true;
+    can.placement = &executor_.placement();
     can.copies = this;
     return can;
   }

@@ -43,6 +43,7 @@ ShadowedTarget::ShadowedTarget(std::unique_ptr<Target> live, const ShadowOptions
 TargetCapabilities ShadowedTarget::capabilities() {
   TargetCapabilities can;
   can.takes_decoded = true;
+  can.placement = can_.placement;
   can.rollback = this;
   can.slices = this;
   can.repair = this;

@@ -1,5 +1,6 @@
 // The control service, with an engine and weights that are Python objects (deltasync/control.py).
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -116,7 +117,7 @@ class PythonWeights final : public EngineWeights {
 
   Status stage(const UpdateRequest& request, const CallOptions& call) override {
     return call_python([&]() -> Status {
-      weights_.attr("stage")(request.version, request.verify, seconds_left(call));
+      weights_.attr("stage")(request.version, request.directory, request.verify, seconds_left(call));
       return {};
     });
   }
@@ -132,6 +133,10 @@ class PythonWeights final : public EngineWeights {
     const nb::object version = weights_.attr("current")();
     if (version.is_none()) return std::nullopt;
     return nb::cast<Version>(version);
+  }
+  std::vector<std::pair<std::string, std::string>> live_names() const override {
+    const nb::gil_scoped_acquire gil;
+    return nb::cast<std::vector<std::pair<std::string, std::string>>>(weights_.attr("live_names")());
   }
 
  private:
@@ -156,6 +161,10 @@ class PythonControl {
   PythonControl& operator=(const PythonControl&) = delete;
 
   std::string endpoint() const { return server_ ? server_->endpoint() : std::string(); }
+  std::pair<Version, std::string> admit(const std::string& min_version, const std::string& exact_version) const {
+    if (!server_) throw Failure{Error(Errc::invalid_argument, "admit: the control service is closed")};
+    return unwrap(released([&] { return server_->admit(min_version, exact_version); }));
+  }
   bool in_hook() const { return server_ && server_->in_hook(); }
   void stop() {
     if (server_) server_->stop();
@@ -198,6 +207,7 @@ void bind_control(nb::module_& module) {
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "engine"_a, "weights"_a, "listen"_a, "token"_a, "tls"_a,
           "dialects"_a, "model"_a, "world_size"_a, "pp_size"_a, "ep_size"_a, "call_s"_a, "graphs_use_kv_cache"_a)
       .def_prop_ro("endpoint", &PythonControl::endpoint)
+      .def("admit", &PythonControl::admit, "min_version"_a, "exact_version"_a)
       .def_prop_ro("in_hook", &PythonControl::in_hook)
       .def("stop", &PythonControl::stop)
       .def("close", &PythonControl::close);

@@ -1,6 +1,7 @@
 #include "deltasync/placement.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -98,6 +99,7 @@ void bind_placement(nb::module_& module) {
             return std::vector<std::int32_t>(devices.begin(), devices.end());
           },
           "CUDA ordinals of its memories, in order.")
+      .def("live_names", &Placement::live_names, "(a memory's name, a tensor that it has elements of), in order.")
       .def_prop_ro("placed_bytes", &Placement::placed_bytes, "What a full update writes in live memory.")
       .def_prop_ro("rest_bytes", &Placement::rest_bytes,
                    "Host memory for the rest of tiles that a slice cuts through.");

@@ -150,8 +150,9 @@ class StopSource {
 
 std::unique_ptr<StagedUpdate> pull(Receiver& receiver, const std::optional<std::uint64_t>& number,
                                    const std::optional<std::string>& label, std::uint64_t epoch, bool newer,
-                                   double timeout, const StopSource* source) {
-  const Want want = want_of(number, label, epoch, newer);
+                                   double timeout, const StopSource* source, const std::filesystem::path& directory) {
+  Want want = want_of(number, label, epoch, newer);
+  want.directory = directory;
   return unwrap(stoppable_until(timeout, [&](const CallOptions& call) {
     if (source == nullptr) return receiver.pull(want, call);
     std::stop_source either;
@@ -269,7 +270,7 @@ void bind_receiver(nb::module_& module) {
                   "on_older_epoch"_a = "follow", "name"_a = "receiver", "tls"_a = TlsOptions(), "timeout"_a = 60.0)
       .def("bind", &bind_target, "target"_a, "timeout"_a = 60.0)
       .def("pull", &pull, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0, "newer"_a = false,
-           "timeout"_a = 60.0, "stop"_a = nb::none())
+           "timeout"_a = 60.0, "stop"_a = nb::none(), "directory"_a = "")
       .def("is_current", &is_current, "staged"_a, "number"_a = nb::none(), "label"_a = nb::none(), "epoch"_a = 0,
            "timeout"_a = 60.0)
       .def("attest", &attest, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")

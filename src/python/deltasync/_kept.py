@@ -40,6 +40,8 @@ class Kept:
         self.memory: HostMemory | None = None
         self._given = module, plan  # which may hold the memory
         self._places: list[tuple[str, Any]] = []  # the module's tensors where the target writes
+        #: Of live memory: the module's, or the plan's.
+        self.placement: Placement | None = None
         self._devices: list[int] = []  # that a commit writes, and that have no stream
         if directory is not None:
             self.target = _native.hf_target(layout, sidecar, os.fspath(directory))
@@ -55,9 +57,9 @@ class Kept:
             self.memory = HostMemory(layout)
             self.target = self.memory.target(part)
             return
-        placement = Placement.build(layout, plan)
-        self._devices = [device for device in placement.devices if device not in engine_streams]
-        self.target = _native.placed_target(placement, live, dict(engine_streams), shadow)
+        self.placement = Placement.build(layout, plan)
+        self._devices = [device for device in self.placement.devices if device not in engine_streams]
+        self.target = _native.placed_target(self.placement, live, dict(engine_streams), shadow)
 
     def check(self) -> None:
         """LayoutMismatch where the module's memory is not any more what the target writes."""

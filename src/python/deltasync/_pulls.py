@@ -11,13 +11,14 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ._bound import Bound
 from ._deadlines import end_of, left
 from ._native import StagedUpdate, Version
 from ._tries import Tries
-from ._versions import asked_version
+from ._versions import Asked, asked_version
 from .errors import (
     Cancelled,
     ConnectionFailed,
@@ -61,7 +62,7 @@ class Pulls:
 
     # Beginning and ending.
 
-    def begin(self, version: int | str | Version | None, end: float, *, newer: bool) -> Prepared:
+    def begin(self, version: Asked, end: float, *, newer: bool) -> Prepared:
         self._bound.check_process("")
         if self.closed:
             raise InvalidArgument("this receiver is closed")
@@ -76,7 +77,7 @@ class Pulls:
         self.staged = prepared
         return prepared
 
-    def join(self, version: int | str | Version | None, end: float) -> tuple[Prepared, bool]:
+    def join(self, version: Asked, end: float) -> tuple[Prepared, bool]:
         """What is pulled until `end`, for who follows a pause: it may be one that is paused. And whether it was begun
         here."""
         version = asked_version("update", version)
@@ -181,12 +182,13 @@ class Pulls:
         if self.closed:  # looked at after _pulled is set, which close() looks at after it has set `closed`
             prepared._interrupt()
         number, label, epoch = _want(prepared.asked)
+        directory = prepared.asked if isinstance(prepared.asked, Path) else ""
         while True:
             try:
                 with self._bound.locked("pull", math.inf, prepared):
                     self.forget()
                     staged = self._bound.native.pull(
-                        number, label, epoch, prepared._newer, left(prepared._end), prepared._stop
+                        number, label, epoch, prepared._newer, left(prepared._end), prepared._stop, directory
                     )
                     self._update = prepared, staged
                     self._tries.succeeded()
@@ -243,7 +245,7 @@ class Pulls:
                 return False
             return self._bound.native.is_current(self._update[1], number, label, epoch, left(end))
 
-    def late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed:
+    def late(self, asked: Asked, timeout: float) -> DeadlinePassed:
         """What is raised when the wait for a pull is over. Asks the agent, for a moment, what it has."""
         failure = self._tries.failure
         why = f"; the last try failed: {failure}" if failure is not None else ""
@@ -261,7 +263,9 @@ class Pulls:
         )
 
 
-def _want(asked: int | str | Version | None) -> tuple[int | None, str | None, int]:
+def _want(asked: Asked) -> tuple[int | None, str | None, int]:
+    if isinstance(asked, Path):
+        return None, None, 0
     if isinstance(asked, Version):
         return asked.number, None, asked.epoch
     if isinstance(asked, str):

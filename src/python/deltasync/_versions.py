@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
+from pathlib import Path
 from typing import Any
 
 from . import _checks
@@ -24,9 +26,22 @@ def version_number(call: str, version: Any) -> int:
     return number
 
 
-def asked_version(call: str, version: Any) -> int | str | Version | None:
-    """What a receiver may ask for: a number, a label, a Version, or None for the newest. InvalidArgument."""
-    if version is None or isinstance(version, Version):
+#: What a pull may be for: a number, a label, a Version, a directory, or None for the newest.
+Asked = int | str | Version | Path | None
+
+
+def asked_of(call: str, version: Any, directory: str | os.PathLike[str] | None) -> Asked:
+    """One of them. InvalidArgument."""
+    if directory is None:
+        return asked_version(call, version)
+    if version is not None:
+        raise InvalidArgument(f"{call}: a version or a directory, not both")
+    return Path(_checks.path("directory", directory))
+
+
+def asked_version(call: str, version: Any) -> Asked:
+    """The same, where who asks has looked at it before."""
+    if version is None or isinstance(version, (Version, Path)):
         return version
     if isinstance(version, str):
         return _checks.text(f"{call}: version", version)

@@ -17,7 +17,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from . import _checks, _native
 from ._deadlines import left, seconds
@@ -86,6 +88,20 @@ class RolloutEngine:
         raise NotImplementedError("restore_memory")
 
 
+class Admission(NamedTuple):
+    """What a request is computed with."""
+
+    #: The live one. Its label is what clients call it, or its number.
+    version: Version
+    #: No other version has it, and all engines with this version have it: for caches that outlive a version.
+    cache_salt: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For the answer."""
+        return {"X-Deltasync-Version": self.version.label}
+
+
 class RolloutControl:
     """Serves control routes until it is closed.
 
@@ -132,7 +148,7 @@ class RolloutControl:
             token = read_token(token_file)
         self._engine = engine
         self._weights = _ReceiverWeights(receiver)
-        self._server = _native.ControlServer(
+        server = _native.ControlServer(
             engine,
             self._weights,
             _checks.text("listen", listen),
@@ -146,23 +162,41 @@ class RolloutControl:
             seconds("RolloutControl", _checks.of_type("timeout", timeout, numbers.Real, "number")),
             bool(graphs_use_kv_cache),
         )
+        self._server: _native.ControlServer | None = server  # which holds the engine
         # Its threads call Python, so they end before Python does.
-        self._end = weakref.finalize(self, _close, self._server)
+        self._end = weakref.finalize(self, _close, server)
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT."""
-        return self._server.endpoint
+        """HOST:PORT; empty once it is closed."""
+        return self._server.endpoint if self._server is not None else ""
+
+    def admit(self, headers: Mapping[str, str] = MappingProxyType({})) -> Admission:
+        """For the engine's own routes, when the scheduler takes a request: what it will be computed with. A request may
+        be for a version of some number or a later one (``X-Deltasync-Min-Version``), or for one alone
+        (``X-Deltasync-Exact-Version``, its number or its name).
+
+        Errors: VersionConflict (answer 409: another version is live, or none), InvalidArgument (answer 400)."""
+        if self._server is None:
+            raise InvalidArgument("admit: the control service is closed")
+        asked = {str(name).lower(): str(value) for name, value in headers.items()}
+        version, salt = self._server.admit(
+            asked.get("x-deltasync-min-version", ""), asked.get("x-deltasync-exact-version", "")
+        )
+        return Admission(version, salt)
 
     def close(self) -> None:
         """Ends the service. A call that goes on is waited for; its pull is cancelled, and its wait for requests ends.
         InvalidArgument: in a hook, which it would wait for."""
-        if self._end.alive:
-            if self._server.in_hook:
-                raise InvalidArgument("RolloutControl.close: called by a hook, whose end it would wait for")
-            self._server.stop()
-            self._weights.cancel()
-            self._end()
+        server = self._server
+        if server is None:
+            return
+        if server.in_hook:
+            raise InvalidArgument("RolloutControl.close: called by a hook, whose end it would wait for")
+        server.stop()
+        self._weights.cancel()
+        self._end()
+        self._server = None
 
     def __enter__(self) -> RolloutControl:
         return self
@@ -187,6 +221,8 @@ class _ReceiverWeights:
         self._verify = False
         #: Live memory may not be what was committed.
         self._wrong = False
+        #: A pull writes live memory.
+        self._overwrites = False
         self._ends = False
 
     @property
@@ -194,17 +230,27 @@ class _ReceiverWeights:
         return bool(self._receiver._options["full_update_policy"] == "in_place")
 
     def current(self) -> Version | None:
-        return None if self._wrong else self._receiver.version
+        return None if self._wrong or self._overwrites else self._receiver.version
 
-    def stage(self, version: str, verify: bool, timeout: float) -> None:
+    def live_names(self) -> list[tuple[str, str]]:
+        placement = self._receiver._bound.kept.placement
+        if placement is not None:
+            return placement.live_names()
+        return [(name, name) for name in self._receiver.layout.names()]
+
+    def stage(self, version: str, directory: str, verify: bool, timeout: float) -> None:
         end = time.monotonic() + timeout
         self._verify = verify or self._wrong
         self._receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
         wanted = int(version) if version.isascii() and version.isdigit() else version or None
-        prepared = self._receiver.prepare(wanted, timeout=timeout)
-        if self._ends:  # looked at after there is what cancel() would have cancelled
-            self._receiver.cancel()
-        prepared.wait(left(end))
+        self._overwrites = self.stages_in_place
+        try:
+            prepared = self._receiver.prepare(wanted, directory=directory or None, timeout=timeout)
+            if self._ends:  # looked at after there is what cancel() would have cancelled
+                self._receiver.cancel()
+            prepared.wait(left(end))
+        finally:
+            self._overwrites = False
 
     def commit(self, timeout: float) -> None:
         end = time.monotonic() + timeout

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ._deadlines import LONGEST_S, end_of, left
 from ._native import StopSource, Version
+from ._versions import Asked
 from .errors import Cancelled, DeadlinePassed, Error
 
 #: A pull whose time is over ends soon, unless the machine is busy.
@@ -119,7 +120,7 @@ class _Puller(Protocol):
 
     def is_current(self, prepared: Prepared, asked: int | str, end: float) -> bool: ...
 
-    def late(self, asked: int | str | Version | None, timeout: float) -> DeadlinePassed: ...
+    def late(self, asked: Asked, timeout: float) -> DeadlinePassed: ...
 
 
 class Pause:
@@ -132,7 +133,7 @@ class Pause:
 class Prepared:
     """A version on its way. All methods may be called from any thread."""
 
-    def __init__(self, puller: _Puller, asked: int | str | Version | None, end: float, newer: bool) -> None:
+    def __init__(self, puller: _Puller, asked: Asked, end: float, newer: bool) -> None:
         self._puller = puller
         #: What prepare() was asked for.
         self.asked = asked

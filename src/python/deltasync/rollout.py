@@ -20,7 +20,7 @@ from ._kept import Kept
 from ._native import Layout, PlacementPlan, Sidecar, Version
 from ._progress import ProgressLike, Watch
 from ._pulls import Pulls
-from ._versions import asked_version
+from ._versions import asked_of
 from .agent import read_token
 from .coverage import Ignore
 from .errors import Error, InvalidArgument, LayoutMismatch, Unsupported
@@ -155,19 +155,25 @@ class Receiver:
         self,
         version: int | str | Version | None = None,
         *,
+        directory: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         progress: ProgressLike = False,
     ) -> Prepared:
         """Begins to pull a version in the background and returns at once: its number, its label, or by default the
         newest. See :class:`Prepared`. One that is being prepared already is joined if it is the same, else replaced.
 
+        ``directory``: no version of the trainer's, but what the safetensors files there have now. They must be the same
+        tensors: else LayoutMismatch names what is missing, unexpected, or of another shape or dtype, and nothing was
+        touched. The version then is of epoch 1, which no trainer has, with the path as its label, and the next pull is
+        a full one.
+
         ``progress``: True shows a full update on a terminal, if tqdm is installed; a callable gets its bytes that are
         verified, and all of them, some times a second, on a thread of its own. Deltas are short, and have none.
         """
-        version = asked_version("prepare", version)
+        asked = asked_of("prepare", version, directory)
         prepared = self._pulls.staged
-        if prepared is None or prepared.asked != version or prepared.over:
-            prepared = self._pulls.begin(version, end_of("prepare", timeout, self.timeout), newer=False)
+        if prepared is None or prepared.asked != asked or prepared.over or directory is not None:
+            prepared = self._pulls.begin(asked, end_of("prepare", timeout, self.timeout), newer=False)
         Watch(self, prepared, progress)
         return prepared
 
@@ -182,6 +188,7 @@ class Receiver:
         self,
         version: int | str | Version | None = None,
         *,
+        directory: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         progress: ProgressLike = False,
     ) -> PullReport:
@@ -189,11 +196,14 @@ class Receiver:
         ``up_to_date``, or, with ``background``, waits for a newer one. ``up_to_date`` is about what was committed: what
         somebody has overwritten in the memory since, only attest() finds. ``progress``: see :meth:`prepare`."""
         end = end_of("update", timeout, self.timeout)
+        asked = asked_of("update", version, directory)
         staged = self._pulls.staged
-        if version is None and staged is not None and staged.done and not self._pulls.background:
+        if directory is not None:  # which may have changed
+            prepared = self._pulls.begin(asked, end, newer=False)
+        elif asked is None and staged is not None and staged.done and not self._pulls.background:
             prepared = self._pulls.begin(None, end, newer=False)  # there may be a newer one by now
         else:
-            prepared, _ = self._pulls.join(version, end)
+            prepared, _ = self._pulls.join(asked, end)
         with Watch(self, prepared, progress):
             return self._pulls.commit_over_pauses(prepared, end)
 

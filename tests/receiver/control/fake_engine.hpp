@@ -117,6 +117,7 @@ class FakeWeights final : public EngineWeights {
     DS_TRY(notes_.note("stage", call));
     staged_ = request.version.empty() ? number_ + 1 : std::stoull(request.version);
     verify = request.verify;
+    directory = request.directory;
     return {};
   }
   Status commit(const CallOptions& call) override {
@@ -140,11 +141,16 @@ class FakeWeights final : public EngineWeights {
   std::optional<Version> current() const override {
     const std::uint64_t number = number_;
     if (number == 0) return std::nullopt;
-    return Version{.id = {.epoch = 1, .number = number}, .label = ""};
+    return Version{.id = {.epoch = epoch, .number = number}, .label = ""};
+  }
+  std::vector<std::pair<std::string, std::string>> live_names() const override {
+    return {{"qkv", "k_proj"}, {"qkv", "q_proj"}, {"up", "up"}};
   }
 
   bool void_on_failure = false;
   bool verify = false;
+  std::string directory;
+  std::uint64_t epoch = 9;
 
  private:
   Notes& notes_;

@@ -18,7 +18,7 @@ class Routes : public testing::Test {
   test::FakeWeights weights{notes};
   Service service{engine, weights, 30s};
   ControlOptions options{.model = "tiny", .world_size = 2};
-  Desk desk{service, engine, options, {}, false, false, {}};
+  Desk desk{service, engine, options, weights, {}, false, false, {}, {}};
 
   net::HttpPage ask(std::span<const Route> routes, const std::string& target, const std::string& body = "") {
     const std::string path = target.substr(0, target.find('?'));
@@ -139,7 +139,6 @@ TEST_F(Routes, SglangReleasesMemoryOfAPausedEngine) {
 }
 
 TEST_F(Routes, SlimePullsAndThenNamesTheDirectory) {
-  sglang("/update_weights_from_disk", R"({"model_path": "/local"})", 501);
   const json page =
       sglang("/pull_weights", R"({"local_checkpoint_dir": "/local", "source_dir": "/x", "target_version": 3})");
   EXPECT_EQ(page["success"], true);
@@ -150,9 +149,56 @@ TEST_F(Routes, SlimePullsAndThenNamesTheDirectory) {
   EXPECT_EQ(sglang("/server_info")["tp_size"], 2);
   notes.fail("stage");
   EXPECT_EQ(sglang("/pull_weights", R"({"target_version": 4})", 400)["success"], false);
-  // What was there before is not named after what did not come.
-  sglang("/update_weights_from_disk", R"({"model_path": "/local", "weight_version": "4"})", 501);
-  EXPECT_EQ(sglang("/get_weight_version")["weight_version"], "3");
+  // What was there before is not named after what did not come: the directory itself is read.
+  notes.take();
+  sglang("/update_weights_from_disk", R"({"model_path": "/local", "weight_version": "4"})");
+  EXPECT_EQ(notes.take().front(), "stage");
+  EXPECT_EQ(weights.directory, "/local");
+}
+
+TEST_F(Routes, AnUpdateSinceThePullIsNotNamedAfterItsDirectory) {
+  sglang("/pull_weights", R"({"local_checkpoint_dir": "/local", "target_version": 3})");
+  vllm("/update_weights", R"({"weight_dir": null})");
+  notes.take();
+  sglang("/update_weights_from_disk", R"({"model_path": "/local"})");
+  EXPECT_EQ(notes.take().front(), "stage");
+}
+
+TEST_F(Routes, DirectoriesAreTaken) {
+  EXPECT_EQ(sglang("/update_weights_from_disk", R"({"model_path": "/a", "weight_version": "a"})")["success"], true);
+  EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "stop_admission", "hold", "commit", "reset_caches",
+                                                    "release_hold", "resume_admission"}));
+  EXPECT_EQ(weights.directory, "/a");
+  EXPECT_EQ(service.standing().label, "a");
+  const char* aborts = R"({"model_path": "/b", "abort_all_requests": true, "flush_cache": false})";
+  EXPECT_EQ(sglang("/update_weights_from_disk", aborts)["success"], true);
+  EXPECT_EQ(notes.take(),
+            (std::vector<std::string>{"stage", "stop_admission", "abort", "wait_idle", "commit", "resume_admission"}));
+  sglang("/update_weights_from_disk", "{}", 400);
+  notes.fail("stage");
+  EXPECT_EQ(sglang("/update_weights_from_disk", R"({"model_path": "/c"})", 400)["success"], false);
+  EXPECT_EQ(vllm("/areal_update_weights", R"({"model_path": "/d"})")["success"], true);
+  EXPECT_EQ(weights.directory, "/d");
+  vllm("/areal_update_weights", "{}", 400);
+  vllm("/areal_pause_generation");
+  EXPECT_FALSE(service.standing().engine.serves());
+  v1("/v1/update_weights", R"({"directory": "/e"})");
+  EXPECT_EQ(weights.directory, "/e");
+  vllm("/areal_continue_generation");
+  EXPECT_TRUE(service.standing().engine.serves());
+}
+
+TEST_F(Routes, ThePlacementNamesTensors) {
+  EXPECT_EQ(v1("/v1/placement")["result"], json::parse(R"({"qkv": ["k_proj", "q_proj"], "up": ["up"]})"));
+}
+
+TEST_F(Routes, TheCacheSaltIsOfTheVersion) {
+  const json first = vllm("/weight_info");
+  EXPECT_EQ(first["cache_salt"], "0000000000000009:1");
+  vllm("/update_weight_version", R"({"new_version": "one"})");
+  EXPECT_EQ(vllm("/weight_info")["cache_salt"], first["cache_salt"]);
+  sglang("/pull_weights");
+  EXPECT_NE(sglang("/model_info")["cache_salt"], first["cache_salt"]);
 }
 
 TEST_F(Routes, AnUpdateAfterAVoidOneResetsCaches) {

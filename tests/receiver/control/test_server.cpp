@@ -53,6 +53,26 @@ TEST(ControlServerDeathTest, AHookThatDestroysItIsNamed) {
   EXPECT_DEATH(destroy(), "destroyed in a hook of its engine");
 }
 
+TEST(ControlServer, RequestsAreForVersions) {
+  Served served;
+  const std::string at = served.server->endpoint();
+  EXPECT_NE(ask(at, "GET", "/is_paused", "x-deltasync-min-version: 1\r\n").find("200 OK"), std::string::npos);
+  served.notes.take();
+  for (const char* header : {"X-Deltasync-Min-Version: 2\r\n", "X-Deltasync-Exact-Version: other\r\n"}) {
+    const std::string refused = ask(at, "POST", "/v1/pause", header);
+    EXPECT_NE(refused.find(" 409 "), std::string::npos) << refused;
+    EXPECT_NE(refused.find("X-Deltasync-Version: 1\r\n"), std::string::npos) << refused;
+  }
+  EXPECT_EQ(served.notes.take(), std::vector<std::string>());
+  EXPECT_NE(ask(at, "GET", "/is_paused", "X-Deltasync-Min-Version: new\r\n").find(" 400 "), std::string::npos);
+  ask(at, "POST", "/update_weight_version", "Content-Length: 22\r\n\r\n{\"new_version\": \"one\"}");
+  const auto admitted = served.server->admit("1", "one");
+  ASSERT_TRUE(admitted);
+  EXPECT_EQ(admitted->first.label, "one");
+  EXPECT_EQ(admitted->second, "0000000000000009:1");
+  EXPECT_EQ(served.server->admit("2", "").error().code(), Errc::version_conflict);
+}
+
 TEST(ControlServer, KnowsItsHooks) {
   Served served;
   bool inside = false;

@@ -169,6 +169,32 @@ TEST_F(ControlService, AnEndStopsWhatGoesOn) {
   EXPECT_EQ(service.call({.kind = Call::Kind::resume}).error().code(), Errc::cancelled);
 }
 
+TEST_F(ControlService, ARequestIsForAVersion) {
+  const auto code = [&](std::string_view min, std::string_view exact) {
+    const Status may = admits(service.standing(), min, exact);
+    return may ? std::optional<Errc>() : may.error().code();
+  };
+  ASSERT_TRUE(service.call({.kind = Call::Kind::update}, {.version = "5"}, "five"));
+  EXPECT_EQ(code("", ""), std::nullopt);
+  EXPECT_EQ(code("5", ""), std::nullopt);
+  EXPECT_EQ(code("4", "5"), std::nullopt);
+  EXPECT_EQ(code("", "five"), std::nullopt);
+  EXPECT_EQ(code("6", ""), Errc::version_conflict);
+  EXPECT_EQ(code("6", "five"), Errc::version_conflict);
+  EXPECT_EQ(code("", "4"), Errc::version_conflict);
+  EXPECT_EQ(code("", "6"), Errc::version_conflict);
+  EXPECT_EQ(code("", "four"), Errc::version_conflict);
+  EXPECT_EQ(code("five", ""), Errc::invalid_argument);
+  EXPECT_EQ(admits(service.standing(), "6", "").error().message(),
+            "the request is for version 6 or a later one, and five is live");
+  // A directory's number says nothing.
+  weights.epoch = kDirectoryEpoch;
+  EXPECT_EQ(code("5", ""), Errc::version_conflict);
+  EXPECT_EQ(code("", ""), std::nullopt);
+  ASSERT_TRUE(service.call({.kind = Call::Kind::sleep, .memory = {EngineMemory::weights}}));
+  EXPECT_EQ(code("", ""), Errc::version_conflict);
+}
+
 TEST_F(ControlService, AnEndBeginsNoMoreSteps) {
   notes.block("abort");  // a hook that hears nothing
   std::thread call([&] { EXPECT_EQ(service.call({.kind = Call::Kind::pause}).error().code(), Errc::cancelled); });
