@@ -26,6 +26,7 @@ def find(program: str) -> Path:
 
 def _become(program: str) -> NoReturn:
     path = find(program)
+    os.environ.setdefault("DELTASYNC_PYTHON", sys.executable)  # bench control
     os.execv(path, [program, *sys.argv[1:]])
 
 

@@ -2,7 +2,7 @@
 
 Both sides write the same tensors to the same agent in turns: *python* is ``WeightManager.offload``, *native* the same
 slices described beforehand and handed to the C++ writer in one call. Medians over the rounds; the difference is what
-Python costs. Wants torch.
+Python costs. Wants torch. ``python -m deltasync.bench control`` is another one: ``deltasync bench control``.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ def measure(case: str, tensors: int, elements: int, count: int) -> dict[str, Any
 
 
 def main() -> int:
+    if sys.argv[1:2] in (["control"], ["control-clients"]):
+        from ._bench_control import main as main_of_control
+
+        return main_of_control(sys.argv[1:])
     parser = argparse.ArgumentParser(prog="python -m deltasync.bench", description=__doc__)
     parser.add_argument("--tensors", type=int, default=90_000, help="small tensors of the case `tensors`")
     parser.add_argument("--mib", type=int, default=1024, help="of the case `bytes`, in tensors of 16 MiB")
