@@ -94,6 +94,16 @@ TEST_F(RelayDamage, OfTheHalfThatTheNextVersionGoesInto) {
   goes_on(ranks, *late);
 }
 
+TEST_F(RelayDamage, OfMuchOfAHalfIsFoundBeforeAnybodyAsks) {
+  settle();
+  const auto half = node_served()->generation->segment->half(1 - node_served()->half.half);
+  for (std::size_t at = 1; at < half.size(); at += 512) half[at] ^= std::byte{0x40};
+  next_version(0.0);
+  pull(*relay_);
+  ASSERT_TRUE(eventually([&] { return node_served()->version == AgentTest::served()->version; }));
+  EXPECT_TRUE(withdrawn());
+}
+
 /// A version that the agent has no delta of, and takes the digests of itself.
 TEST_F(RelayDamage, BeforeAVersionThatIsNotHandedOver) {
   options_.core.merge_steps_min = 0;
