@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kWays = 8;  ///< the layout's cuts
 constexpr std::uint64_t kVocabulary = 151'936;
-constexpr std::uint64_t kFfn = 18'944;
+constexpr std::uint64_t kFfnWidth = 18'944;
 
 enum class Parallel : std::uint8_t { rows, columns, none };
 struct TpTensor {
@@ -27,7 +27,7 @@ struct TpTensor {
 
 /// Two embeddings and two layers, each tensor cut for kWays ranks in its own direction.
 std::vector<TpTensor> tensors_of(std::uint64_t model_bytes) {
-  const std::uint64_t per_hidden = 2 * kVocabulary + 2 * 3 * kFfn;  // elements for each unit of the hidden dimension
+  const std::uint64_t per_hidden = 2 * kVocabulary + 2 * 3 * kFfnWidth;  // elements for each unit of the hidden dimension
   const std::uint64_t hidden = std::max<std::uint64_t>(model_bytes / 2 / per_hidden / 64, 1) * 64;
   std::vector<TpTensor> tensors;
   const auto add = [&](std::string name, std::vector<std::uint64_t> shape, Parallel parallel) {
@@ -43,9 +43,9 @@ std::vector<TpTensor> tensors_of(std::uint64_t model_bytes) {
     add(p + "input_layernorm.weight", {hidden}, Parallel::none);
     add(p + "self_attn.q_proj.weight", {hidden, hidden}, Parallel::rows);
     add(p + "self_attn.o_proj.weight", {hidden, hidden}, Parallel::columns);
-    add(p + "mlp.gate_proj.weight", {kFfn, hidden}, Parallel::rows);
-    add(p + "mlp.up_proj.weight", {kFfn, hidden}, Parallel::rows);
-    add(p + "mlp.down_proj.weight", {hidden, kFfn}, Parallel::columns);
+    add(p + "mlp.gate_proj.weight", {kFfnWidth, hidden}, Parallel::rows);
+    add(p + "mlp.up_proj.weight", {kFfnWidth, hidden}, Parallel::rows);
+    add(p + "mlp.down_proj.weight", {hidden, kFfnWidth}, Parallel::columns);
   }
   add("lm_head.weight", {kVocabulary, hidden}, Parallel::rows);
   return tensors;
