@@ -27,7 +27,8 @@ struct TpTensor {
 
 /// Two embeddings and two layers, each tensor cut for kWays ranks in its own direction.
 std::vector<TpTensor> tensors_of(std::uint64_t model_bytes) {
-  const std::uint64_t per_hidden = 2 * kVocabulary + 2 * 3 * kFfnWidth;  // elements for each unit of the hidden dimension
+  const std::uint64_t per_hidden =
+      2 * kVocabulary + 2 * 3 * kFfnWidth;  // elements for each unit of the hidden dimension
   const std::uint64_t hidden = std::max<std::uint64_t>(model_bytes / 2 / per_hidden / 64, 1) * 64;
   std::vector<TpTensor> tensors;
   const auto add = [&](std::string name, std::vector<std::uint64_t> shape, Parallel parallel) {
