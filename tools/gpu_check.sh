@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # On a machine with a CUDA device, which needs neither a network nor Debian's packages: builds, runs every test that needs
-# a device (ctest -L gpu) and `deltasync bench gpu` at 1% and 5%, and writes the results to one JSON file, whatever of it
-# was reached within the limit. Fails if there is no device, if a test or a bench fails or is not reached, or if a test is
-# skipped. Aims that are missed are named, and fail nothing.
+# a device (ctest -L gpu, tests/python/**/test_*cuda.py) and `deltasync bench gpu` at 1% and 5%, and writes the results to one
+# JSON file, whatever of it was reached within the limit. Fails if there is no device, if a test or a bench fails or is not
+# reached, or if a test is skipped. Aims that are missed are named, and fail nothing.
 #
-#   tools/gpu_check.sh [--debs DIR] [--out FILE] [--limit SECONDS] [--shm-dir DIR]
+#   tools/gpu_check.sh [--packed FILE | --debs DIR] [--out FILE] [--limit SECONDS] [--shm-dir DIR]
+#   tools/gpu_check.sh --pack FILE [--arch 90] [--python PYTHON]
 #   tools/gpu_check.sh --fetch DIR
 #
+# --pack builds on a machine without a device, for one of this architecture, and puts all that is run into FILE (about
+# 15 MB), for --packed there: no time of the device's is spent on compiling. With a PYTHON of 3.12 or later that has nanobind
+# the Python package is in it, too, for the tests by a python3 there that has torch and pytest.
 # --fetch fills DIR (about 18 MB) with the .deb files of the libraries and of ninja, on a Debian 12 machine with a network;
 # --debs unpacks those into build-gpu/prefix instead of using installed ones. g++ (12 or later), CMake 3.25, python3 and the
 # CUDA toolkit have to be there. --limit is 570 by default. --shm-dir is where the bench's shared memory goes: by default
@@ -22,7 +26,7 @@ packages=(
 )
 
 usage() {
-  sed -n '2,15s/^# \{0,1\}//p' "$0"
+  sed -n '2,19s/^# \{0,1\}//p' "$0"
   exit "$1"
 }
 
@@ -31,6 +35,10 @@ out=build-gpu/gpu_check.json
 fetch=
 limit=570
 shm=
+pack=
+packed=
+device_arch=90
+python=
 while (($#)); do
   case $1 in
     --debs) debs=$(realpath "${2:?}"); shift ;;
@@ -38,6 +46,10 @@ while (($#)); do
     --fetch) fetch=${2:?}; shift ;;
     --limit) limit=${2:?}; shift ;;
     --shm-dir) shm=${2:?}; shift ;;
+    --pack) pack=$(realpath "${2:?}"); shift ;;
+    --packed) packed=$(realpath "${2:?}"); shift ;;
+    --arch) device_arch=${2:?}; shift ;;
+    --python) python=$(realpath -s "$(command -v "${2:?}")"); shift ;;
     --help) usage 0 ;;
     *) usage 2 ;;
   esac
@@ -47,6 +59,81 @@ done
 if [[ -n $fetch ]]; then
   mkdir -p "$fetch"
   (cd "$fetch" && apt-get download -q "${packages[@]}")
+  exit 0
+fi
+
+# What a machine without a device can do.
+configure() {
+  cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 \
+    -DDELTASYNC_BUILD_TESTS=ON -DDELTASYNC_CUDA=ON -DDELTASYNC_WERROR=OFF -DCMAKE_CUDA_ARCHITECTURES="$device_arch" "$@"
+}
+targets=(gpu_tests deltasync deltasync-bench deltasync-agent)
+
+# A program that says "90 81000 NAME" of a device of compute capability 9.0, or what is wrong with it.
+write_probe() {
+  cat >"$1" <<'CUDA'
+#include <cstdio>
+__global__ void write(int* at) { *at = 42; }
+int main() {
+  int count = 0;
+  int* on_device = nullptr;
+  int value = 0;
+  std::size_t available = 0;
+  std::size_t all = 0;
+  cudaDeviceProp device{};
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&device, 0);
+  if (error == cudaSuccess) error = cudaMalloc(&on_device, sizeof(int));
+  if (error == cudaSuccess) {
+    write<<<1, 1>>>(on_device);
+    error = cudaGetLastError();
+  }
+  if (error == cudaSuccess) error = cudaMemcpy(&value, on_device, sizeof(int), cudaMemcpyDeviceToHost);
+  if (error == cudaSuccess) error = cudaMemGetInfo(&available, &all);
+  if (error != cudaSuccess) return std::printf("%s\n", cudaGetErrorString(error)), 1;
+  if (value != 42) return std::printf("a kernel did nothing\n"), 1;
+  std::printf("%d%d %zu %s\n", device.major, device.minor, available >> 20, device.name);
+}
+CUDA
+}
+
+# The libraries that the programs name go along, but for those of the C library and of the driver.
+make_pack() {
+  local extra=() name found
+  if command -v ninja >/dev/null; then extra+=(-G Ninja); fi
+  if [[ -n $python ]]; then
+    extra+=(-DDELTASYNC_PYTHON=ON -DPython_EXECUTABLE="$python" -DSKBUILD_SABI_COMPONENT=Development.SABIModule)
+    targets+=(_native)
+  fi
+  configure "${extra[@]}" "-DCMAKE_BUILD_RPATH=\$ORIGIN/../lib;\$ORIGIN/../../lib" \
+    -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
+  cmake --build build-gpu -j "$(nproc)" --target "${targets[@]}"
+  rm -rf build-gpu/packed
+  mkdir -p build-gpu/packed/{lib,bin,tests,python}
+  (cd build-gpu && find . -name CTestTestfile.cmake -not -path './packed/*' -exec cp --parents {} packed/ \;)
+  pwd >build-gpu/packed/built_in
+  write_probe build-gpu/packed/probe.cu
+  nvcc -gencode "arch=compute_$device_arch,code=sm_$device_arch" -o build-gpu/packed/probe build-gpu/packed/probe.cu
+  cp build-gpu/bin/deltasync{,-agent,-bench} build-gpu/packed/bin/
+  for name in $(ctest --test-dir build-gpu -L gpu -N | sed -nE 's/^ *Test +#[0-9]+: //p'); do
+    cp "build-gpu/tests/$name" build-gpu/packed/tests/
+  done
+  if [[ -n $python ]]; then
+    cp -rL build-gpu/python/deltasync build-gpu/packed/python/
+    rm -rf build-gpu/packed/python/deltasync/bin
+    ln -s ../../bin build-gpu/packed/python/deltasync/bin
+  fi
+  find build-gpu/packed -type f -perm /111 -exec strip {} +
+  find build-gpu/packed \( -path '*/bin/*' -o -path '*/tests/*' -o -name '*.so' \) -type f -perm /111 -exec ldd {} + |
+    sed -nE 's/.* => (\/[^ ]*lib(xxhash|zstd|ssl|crypto|prometheus[^ ]*)\.so[^ ]*) .*/\1/p' | sort -u |
+    while read -r found; do cp -L "$found" build-gpu/packed/lib/; done
+  tar -C build-gpu/packed -czf "$pack" .
+  echo "gpu_check: $pack, $(($(stat -c %s "$pack") >> 20)) MiB"
+}
+
+if [[ -n $pack ]]; then
+  make_pack
   exit 0
 fi
 
@@ -133,12 +220,23 @@ unpack() {
   )
 }
 
+unpack_packed() {
+  local from
+  tar -C build-gpu -xzf "$packed" || stop tools "$packed is no archive of --pack"
+  from=$(cat build-gpu/built_in)
+  find build-gpu -name CTestTestfile.cmake -exec sed -i "s|$from/|$PWD/|g" {} +
+}
+
 # at_least WANTED FOUND: versions.
 at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
 
 check_tools() {
   local version
   command -v python3 >/dev/null || stop tools "there is no python3"
+  if [[ -n $packed ]]; then
+    command -v ctest >/dev/null || stop tools "there is no ctest"
+    return
+  fi
   command -v cmake >/dev/null || stop tools "there is no cmake; 3.25 or later is needed"
   version=$(cmake --version | sed -nE '1s/.* ([0-9.]+).*/\1/p')
   at_least 3.25 "$version" || stop tools "cmake is $version; 3.25 or later is needed"
@@ -157,35 +255,15 @@ check_tools() {
 # Before minutes of building: that nvcc takes this g++, and that a kernel which it makes runs. device_arch is 90 for 9.0,
 # device_mib the free memory.
 check_device() {
-  begin "device"
-  cat >"$results/probe.cu" <<'CUDA'
-#include <cstdio>
-__global__ void write(int* at) { *at = 42; }
-int main() {
-  int count = 0;
-  int* on_device = nullptr;
-  int value = 0;
-  std::size_t available = 0;
-  std::size_t all = 0;
-  cudaDeviceProp device{};
-  cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
-  if (error == cudaSuccess) error = cudaGetDeviceProperties(&device, 0);
-  if (error == cudaSuccess) error = cudaMalloc(&on_device, sizeof(int));
-  if (error == cudaSuccess) {
-    write<<<1, 1>>>(on_device);
-    error = cudaGetLastError();
-  }
-  if (error == cudaSuccess) error = cudaMemcpy(&value, on_device, sizeof(int), cudaMemcpyDeviceToHost);
-  if (error == cudaSuccess) error = cudaMemGetInfo(&available, &all);
-  if (error != cudaSuccess) return std::printf("%s\n", cudaGetErrorString(error)), 1;
-  if (value != 42) return std::printf("a kernel did nothing\n"), 1;
-  std::printf("%d%d %zu %s\n", device.major, device.minor, available >> 20, device.name);
-}
-CUDA
   local found
-  timeout 120 nvcc -o "$results/probe" "$results/probe.cu" >"$results/probe.log" 2>&1 ||
-    stop device "nvcc cannot compile with this g++: $(error_in "$results/probe.log")"
+  begin "device"
+  if [[ -n $packed ]]; then
+    cp build-gpu/probe "$results/probe"
+  else
+    write_probe "$results/probe.cu"
+    timeout 120 nvcc -o "$results/probe" "$results/probe.cu" >"$results/probe.log" 2>&1 ||
+      stop device "nvcc cannot compile with this g++: $(error_in "$results/probe.log")"
+  fi
   found=$(timeout 60 "$results/probe" 2>&1) || stop device "no device: ${found:-the probe ended without a word}"
   read -r device_arch device_mib found <<<"$found"
   record device "$found" "$device_mib"
@@ -196,8 +274,9 @@ CUDA
 build() {
   local status=0 log=$results/configure.log time
   begin "build"
-  timeout 120 cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DDELTASYNC_BUILD_TESTS=ON -DDELTASYNC_CUDA=ON \
-    -DDELTASYNC_WERROR=OFF -DCMAKE_CUDA_ARCHITECTURES="$device_arch" "${cmake_arguments[@]}" >"$log" 2>&1 || status=$?
+  export -f configure
+  export device_arch
+  timeout 120 bash -c 'configure "$@"' configure "${cmake_arguments[@]}" >"$log" 2>&1 || status=$?
   if ((status)); then
     cat "$log" >&2
     stop build "cmake: $(grep -m 1 -A 3 'CMake Error' "$log" | tr -s '\n ' ' ')"
@@ -208,7 +287,7 @@ build() {
   fi
   time=$((limit * 3 / 5 - SECONDS))
   timeout -k 10 $((time > 1 ? time : 1)) cmake --build build-gpu -j "$(nproc)" \
-    --target gpu_tests deltasync deltasync-bench deltasync-agent 2>&1 | tee "$results/build.log" || status=$?
+    --target "${targets[@]}" 2>&1 | tee "$results/build.log" || status=$?
   if ((status == 124 || status == 137)); then stop build "the build did not end within $((SECONDS - began)) s"; fi
   if ((status)); then stop build "the build failed: $(error_in "$results/build.log")"; fi
   stage build ok
@@ -232,6 +311,32 @@ run_tests() {
     [[ -e $results/tests/$name.xml ]] || record test "$name"
   done
   stage tests "$status"
+}
+
+# By this machine's own Python, if it has what they need.
+run_python_tests() {
+  local status=0 log=$results/python.log time
+  begin "python"
+  if [[ ! -e build-gpu/python/deltasync ]]; then
+    stage python "not built" "--pack has no --python"
+    return
+  fi
+  if ! python3 -c 'import torch, pytest' 2>"$log"; then
+    stage python "not reached" "python3: $(tail -n 1 "$log")"
+    return
+  fi
+  time=$(($(left) - limit / 5))
+  local files=(tests/python/test_cuda.py)
+  if python3 -c 'import megatron.core, transformers' 2>/dev/null; then
+    files+=(tests/python/trainers/test_megatron_cuda.py)
+  fi
+  PYTHONPATH=build-gpu/python:${PYTHONPATH-} timeout -k 10 $((time > 5 ? time : 5)) python3 -m pytest "${files[@]}" -q \
+    -p no:cacheprovider --junitxml "$results/tests/python.xml" 2>&1 | tee "$log" || status=$?
+  case $status in
+    0) stage python ok ;;
+    124 | 137) stage python "timed out" "$(tail -n 1 "$log")" ;;
+    *) stage python failed "$(tail -n 1 "$log")" ;;
+  esac
 }
 
 # ---- the bench ----
@@ -319,9 +424,14 @@ run_benches() {
   bench "$mib" 0.05
 }
 
-if [[ -n $debs ]]; then unpack; fi
+if [[ -n $packed ]]; then
+  unpack_packed
+elif [[ -n $debs ]]; then
+  unpack
+fi
 check_tools
 check_device
-build
+if [[ -n $packed ]]; then stage build ok; else build; fi
 run_tests
+run_python_tests
 run_benches

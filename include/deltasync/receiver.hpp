@@ -193,7 +193,7 @@ class StagedUpdate {
   /// With ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong, takes the commit back
   /// like rollback(). Where that cannot be (after a full update in place) the target has no version any more. The
   /// message says which, and whether what is wrong was wrong in the version before, too.
-  ///   - Errc::timed_out, Errc::cancelled: before anything was written the update stays staged, for another commit().
+  ///   - Errc::timed_out, Errc::cancelled: before this began, so that the update stays staged; or while it waited.
   ///   - Errc::corrupt: what was staged, or what is in live memory, is not the version.
   ///   - Errc::io, Errc::no_space: a device's or a disk's.
   ///   - Errc::invalid_argument: a later pull has begun, or the receiver is gone.

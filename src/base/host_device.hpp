@@ -7,3 +7,10 @@
 #else
 #define DS_HD
 #endif
+
+/// Before a loop of a known length, whose loads a device may then begin together.
+#ifdef __CUDA_ARCH__
+#define DS_UNROLL _Pragma("unroll")
+#else
+#define DS_UNROLL
+#endif

@@ -201,6 +201,19 @@ class CudaStream final : public Stream {
     return device_.check(cudaStreamWaitEvent(stream_, static_cast<CudaEvent&>(event).raw(), 0), "cudaStreamWaitEvent");
   }
 
+  Result<bool> is_captured() override {
+    const CurrentDevice current(device_.ordinal());
+    DS_TRY(device_.check(current.error(), "cudaSetDevice"));
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaError_t error = cudaStreamIsCapturing(stream_, &status);
+    if (error == cudaErrorStreamCaptureImplicit) {  // the default stream, while another is captured that waits for it
+      static_cast<void>(cudaGetLastError());
+      return true;
+    }
+    DS_TRY(device_.check(error, "cudaStreamIsCapturing"));
+    return status != cudaStreamCaptureStatusNone;
+  }
+
   StreamHandle handle() const noexcept override { return {stream_}; }
 
  private:

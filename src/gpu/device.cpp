@@ -22,4 +22,14 @@ Status wait(Event& event, const CallContext& until, std::string_view what, std::
   }
 }
 
+Status wait_for_capture(Stream& stream, const CallContext& until, std::string_view whose) {
+  constexpr std::chrono::milliseconds kPause{1};
+  for (;;) {
+    DS_ASSIGN(const bool captured, stream.is_captured());
+    if (!captured) return {};
+    DS_TRY(until.check("waiting for the end of a graph's capture on " + std::string(whose)));
+    until.pause(kPause);
+  }
+}
+
 }  // namespace deltasync::gpu

@@ -96,6 +96,9 @@ class Stream {
   virtual Status record(Event& event) = 0;
   /// What follows in this stream begins when the event, of any stream of the device, is done.
   virtual Status wait_for(Event& event) = 0;
+  /// Whether somebody records what is put into it as a graph, so that it would not run now, or end the recording: see
+  /// wait_for_capture().
+  virtual Result<bool> is_captured() { return false; }
   /// For other libraries that put work into it; null of devices that are none of CUDA's.
   virtual StreamHandle handle() const noexcept { return {}; }
 };
@@ -131,5 +134,8 @@ inline constexpr std::chrono::microseconds kBriefly{50};
 
 /// Polls until the event is done: the driver's own waits have no deadline. timed_out or cancelled, naming `what`.
 Status wait(Event& event, const CallContext& until, std::string_view what, std::chrono::microseconds eager = kEager);
+
+/// Until nobody captures the stream as a graph; timed_out or cancelled, which say so. `whose` names the stream.
+Status wait_for_capture(Stream& stream, const CallContext& until, std::string_view whose);
 
 }  // namespace deltasync::gpu

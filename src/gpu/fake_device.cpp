@@ -80,6 +80,7 @@ class FakeStream final : public Stream {
   }
   Status record(Event& event) override;
   Status wait_for(Event& event) override;
+  Result<bool> is_captured() override;
 
  private:
   /// `device_bytes` and `host_bytes`: from the first byte to the last, gaps included.
@@ -132,10 +133,16 @@ class FakeEvent final : public Event {
   FakeDevice::Mark mark_;
 };
 
+Result<bool> FakeStream::is_captured() {
+  const std::lock_guard lock(device_.mutex_);
+  return device_.queues_[stream_].captured;
+}
+
 Status FakeStream::record(Event& event) {
   auto& fake = static_cast<FakeEvent&>(event);
   const std::lock_guard lock(device_.mutex_);
   DS_TRY(device_.count_locked(FakeDevice::Call::record, "record an event"));
+  DS_TRY(device_.leave_capture_locked(stream_, "record an event"));
   fake.recorded_ = true;
   fake.mark_ = {stream_, device_.queues_[stream_].put};
   return {};
@@ -145,6 +152,7 @@ Status FakeStream::wait_for(Event& event) {
   const auto& fake = static_cast<const FakeEvent&>(event);
   const std::lock_guard lock(device_.mutex_);
   DS_TRY(device_.count_locked(FakeDevice::Call::wait_for, "wait for an event"));
+  DS_TRY(device_.leave_capture_locked(stream_, "wait for an event"));
   if (!fake.recorded_) return {};
   return device_.put_locked(stream_, {nullptr, fake.mark_, {}, 0});
 }
@@ -392,6 +400,16 @@ void FakeDevice::hold(StreamHandle handle, bool holds) {
   queues_[*static_cast<std::uint64_t*>(handle.raw)].held = holds;
 }
 
+void FakeDevice::capture(StreamHandle handle, bool captures) {
+  const std::lock_guard lock(mutex_);
+  queues_[*static_cast<std::uint64_t*>(handle.raw)].captured = captures;
+}
+
+bool FakeDevice::capture_ended_by_others() const {
+  const std::lock_guard lock(mutex_);
+  return capture_ended_;
+}
+
 void FakeDevice::fill(bool full) {
   const std::lock_guard lock(mutex_);
   full_ = full;
@@ -400,6 +418,12 @@ void FakeDevice::fill(bool full) {
 FakeDevice::Counts FakeDevice::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
+}
+
+Status FakeDevice::leave_capture_locked(std::uint64_t stream, const std::string& what) {
+  if (!queues_[stream].captured) return {};
+  capture_ended_ = true;
+  return error(what, Errc::io, "the stream is captured as a graph");
 }
 
 Status FakeDevice::put_locked(std::uint64_t stream, Operation operation) {

@@ -84,6 +84,9 @@ class FakeDevice final : public Device {
   void hang(bool hangs);
   /// The same of one stream of the engine's, which has more to do than anybody expects.
   void hold(StreamHandle handle, bool holds);
+  /// The engine captures a stream of its own as a graph, until false: what is put into it fails, and ends the capture.
+  void capture(StreamHandle handle, bool captures);
+  bool capture_ended_by_others() const;
 
   // ---- what a test counts ----
   struct Counts {
@@ -121,6 +124,7 @@ class FakeDevice final : public Device {
     std::uint64_t put = 0;
     std::uint64_t done = 0;
     bool held = false;
+    bool captured = false;
   };
 
   struct Host;
@@ -129,6 +133,7 @@ class FakeDevice final : public Device {
   // All of these need mutex_.
   Status count_locked(Call call, const std::string& what);
   Status put_locked(std::uint64_t stream, Operation operation);
+  Status leave_capture_locked(std::uint64_t stream, const std::string& what);
   bool reached_locked(const Mark& mark) const { return queues_[mark.stream].done >= mark.done; }
   bool step_locked();
   void run_some_locked(std::uint64_t most);
@@ -159,6 +164,7 @@ class FakeDevice final : public Device {
   std::deque<std::uint64_t> engine_streams_;
   std::map<Call, std::uint64_t> faults_;
   bool hangs_ = false;
+  bool capture_ended_ = false;
   bool full_ = false;
   std::uint64_t dies_in_ = 0;  ///< operations; 0: it does not
   bool dead_ = false;

@@ -22,8 +22,12 @@ inline constexpr std::uint32_t kBlockThreads = 256;
 /// What a block does of a tile: 16 bytes a thread at a time, where the tile allows it.
 inline constexpr std::uint32_t kUnitBytes = 16;
 inline constexpr std::uint32_t kBlockBytes = kBlockThreads * kUnitBytes * 4;
-/// What it does of a list of changed elements.
-inline constexpr std::uint32_t kBlockWords = kBlockThreads * 4;
+/// What a thread loads before it needs the first of it: devices take as long for one as for several.
+inline constexpr std::uint32_t kAhead = 4;
+/// What a block does of a list of changed elements.
+inline constexpr std::uint32_t kBlockWords = kBlockThreads * kAhead;
+/// What it takes the digest of: more than a block that moves, since all that it has to look up first comes before.
+inline constexpr std::uint32_t kDigestBlockBytes = kBlockBytes * 4;
 
 /// A tile, and where it is in a staging area: its elements row by row without gaps.
 struct StagedTile {
@@ -37,8 +41,8 @@ DS_HD inline std::uint32_t tile_bytes(const placement::WordTile& tile, std::uint
 }
 
 /// Blocks for each tile, of which the largest has so many bytes.
-inline std::uint32_t blocks_for(std::uint64_t largest_tile_bytes) {
-  return static_cast<std::uint32_t>((largest_tile_bytes + kBlockBytes - 1) / kBlockBytes);
+inline std::uint32_t blocks_for(std::uint64_t largest_tile_bytes, std::uint32_t block_bytes = kBlockBytes) {
+  return static_cast<std::uint32_t>((largest_tile_bytes + block_bytes - 1) / block_bytes);
 }
 
 namespace detail {
@@ -74,8 +78,9 @@ struct DenseRows {
 /// Whether the tile can be used in pieces of `unit` bytes, each of them aligned.
 DS_HD inline bool dense_rows(const placement::WordTable& table, const placement::WordTile& tile, std::uint32_t rows,
                              std::uint32_t unit, DenseRows& out) {
-  const placement::WordRegion& region = table.regions[tile.first];
-  if (tile.primaries != 1 || region.first == nullptr) return false;
+  if (tile.primaries != 1) return false;
+  const auto region = placement::load_row(table.regions + tile.first);
+  if (region.first == nullptr) return false;
   if (region.col_stride != tile.element_bytes && tile.cols != 1) return false;
   out.first = placement::element_in(region, tile.row, tile.col);
   out.row_stride = region.row_stride;
@@ -86,6 +91,37 @@ DS_HD inline bool dense_rows(const placement::WordTable& table, const placement:
   }
   const auto address = reinterpret_cast<std::uintptr_t>(out.first);
   return (address | out.row_stride | out.row_bytes) % unit == 0;
+}
+
+/// Where the elements of a tile are that lies in one region as a whole.
+struct OnePlace {
+  std::byte* first = nullptr;
+  std::uint64_t row_stride = 0;  ///< 0: rows follow each other as elements do
+  std::uint64_t col_stride = 0;
+  std::uint32_t cols = 0;
+
+  DS_HD std::byte* at(std::uint32_t local) const {
+    if (row_stride == 0) return first + local * col_stride;
+    const std::uint32_t row = local / cols;
+    return first + row * row_stride + (local - row * cols) * col_stride;
+  }
+  /// Whether each word of a digest is an aligned one there.
+  DS_HD bool has_words(std::uint32_t element_bytes) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(first);
+    return col_stride == element_bytes && (address | row_stride | cols * std::uint64_t{element_bytes}) % 8 == 0;
+  }
+};
+
+/// Whether it does, in memory of this table.
+DS_HD inline bool one_place(const placement::WordTable& table, const placement::WordTile& tile, OnePlace& out) {
+  if (tile.primaries != 1) return false;
+  const auto region = placement::load_row(table.regions + tile.first);
+  if (region.first == nullptr) return false;
+  out.first = placement::element_in(region, tile.row, tile.col);
+  out.col_stride = region.col_stride;
+  out.cols = tile.cols;
+  out.row_stride = region.row_stride == tile.cols * region.col_stride ? 0 : region.row_stride;
+  return true;
 }
 
 /// Writes the element to all of its places in this table, and returns what the first of them had; `value` itself if it
@@ -119,8 +155,8 @@ struct MoveTiles {
   std::array<const void*, 4> pointers() const { return {table.tiles, table.regions, tiles, staging}; }
 
   DS_HD void run(std::uint64_t block, std::uint32_t thread) const {
-    const StagedTile& staged = tiles[block / blocks_per_tile];
-    const placement::WordTile& tile = table.tiles[staged.rank];
+    const auto staged = placement::load_row(tiles + block / blocks_per_tile);
+    const auto tile = placement::load_row(table.tiles + staged.rank);
     const std::uint32_t bytes = tile_bytes(tile, staged.rows);
     const std::uint32_t begin = static_cast<std::uint32_t>(block % blocks_per_tile) * kBlockBytes;
     const std::uint32_t end = begin + kBlockBytes < bytes ? begin + kBlockBytes : bytes;
@@ -186,7 +222,7 @@ struct WordRun {
   }
 };
 /// What one block does: kBlockWords changes of a run at most.
-struct WordPiece {
+struct alignas(8) WordPiece {
   std::uint32_t run = 0;
   std::uint32_t first = 0;
 };
@@ -204,19 +240,50 @@ struct ExchangeWords {
   std::array<const void*, 5> pointers() const { return {table.tiles, table.regions, runs, pieces, changes}; }
 
   DS_HD void run(std::uint64_t block, std::uint32_t thread) const {
-    const WordPiece& piece = pieces[block];
-    const WordRun& of = runs[piece.run];
+    const auto piece = placement::load_row(pieces + block);
+    const auto of = placement::load_row(runs + piece.run);
+    const auto tile = placement::load_row(table.tiles + of.rank);
     const std::uint32_t end = piece.first + kBlockWords < of.count ? piece.first + kBlockWords : of.count;
     const auto* const positions = reinterpret_cast<const std::uint16_t*>(changes + of.at);
     std::byte* const numbers = changes + of.at + WordRun::numbers_at(of.count);
-    detail::with_width(table.tiles[of.rank].element_bytes, [&](auto zero) {
+    detail::OnePlace place;
+    const bool is_one = tile.copies == 0 && detail::one_place(table, tile, place);
+    detail::with_width(tile.element_bytes, [&](auto zero) {
       using U = decltype(zero);
+      if (is_one) return exchange<U>(place, positions, numbers, piece.first + thread, end);
       for (std::uint32_t i = piece.first + thread; i < end; i += kBlockThreads) {
         std::byte* const number = numbers + std::uint64_t{i} * sizeof(U);
         const U value = placement::load_element<U>(number);
         placement::store_element<U>(number, detail::exchange_here<U>(table, of.rank, positions[i], value));
       }
     });
+  }
+
+ private:
+  /// All loads of a thread before its first store, behind which no other may begin.
+  template <class U>
+  static DS_HD void exchange(const detail::OnePlace& place, const std::uint16_t* positions, std::byte* numbers,
+                             std::uint32_t first, std::uint32_t end) {
+    std::byte* at[kAhead] = {};
+    U number[kAhead] = {};
+    U old[kAhead] = {};
+    DS_UNROLL
+    for (std::uint32_t k = 0; k < kAhead; ++k) {
+      const std::uint32_t i = first + k * kBlockThreads;
+      if (i >= end) continue;
+      at[k] = place.at(positions[i]);
+      number[k] = placement::load_element<U>(numbers + std::uint64_t{i} * sizeof(U));
+    }
+    DS_UNROLL
+    for (std::uint32_t k = 0; k < kAhead; ++k) {
+      if (at[k] != nullptr) old[k] = placement::load_element<U>(at[k]);
+    }
+    DS_UNROLL
+    for (std::uint32_t k = 0; k < kAhead; ++k) {
+      if (at[k] == nullptr) continue;
+      placement::store_element<U>(at[k], number[k]);
+      placement::store_element<U>(numbers + std::uint64_t{first + k * kBlockThreads} * sizeof(U), old[k]);
+    }
   }
 };
 
@@ -235,17 +302,27 @@ struct DigestTiles {
 
   /// What the thread adds to *sum_of(block).
   DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
-    const StagedTile& staged = tiles[block / blocks_per_tile];
-    const placement::WordTile& tile = table.tiles[staged.rank];
+    const auto staged = placement::load_row(tiles + block / blocks_per_tile);
+    const auto tile = placement::load_row(table.tiles + staged.rank);
     const std::uint32_t bytes = tile_bytes(tile, staged.rows);
-    const std::uint32_t begin = static_cast<std::uint32_t>(block % blocks_per_tile) * kBlockBytes;
-    const std::uint32_t end = begin + kBlockBytes < bytes ? begin + kBlockBytes : bytes;
+    const std::uint32_t begin = static_cast<std::uint32_t>(block % blocks_per_tile) * kDigestBlockBytes;
+    const std::uint32_t end = begin + kDigestBlockBytes < bytes ? begin + kDigestBlockBytes : bytes;
     detail::DenseRows rows;
     std::uint64_t sum = 0;
     if (tile.cols * tile.element_bytes % 8 == 0 && detail::dense_rows(table, tile, staged.rows, kUnitBytes, rows)) {
-      for (std::uint32_t at = begin + thread * kUnitBytes; at < end; at += kBlockThreads * kUnitBytes) {
-        const auto unit = placement::load_element<detail::Unit>(rows.at(at));
-        sum += delta::mix_word(unit.words[0], at / 8) + delta::mix_word(unit.words[1], at / 8 + 1);
+      constexpr std::uint32_t kStride = kBlockThreads * kUnitBytes;
+      for (std::uint32_t at = begin + thread * kUnitBytes; at < end; at += kStride * kAhead) {
+        detail::Unit units[kAhead] = {};
+        DS_UNROLL
+        for (std::uint32_t k = 0; k < kAhead; ++k) {
+          if (at + k * kStride < end) units[k] = placement::load_element<detail::Unit>(rows.at(at + k * kStride));
+        }
+        DS_UNROLL
+        for (std::uint32_t k = 0; k < kAhead; ++k) {
+          const std::uint32_t word = (at + k * kStride) / 8;
+          if (at + k * kStride >= end) continue;
+          sum += delta::mix_word(units[k].words[0], word) + delta::mix_word(units[k].words[1], word + 1);
+        }
       }
       return sum;
     }
@@ -302,10 +379,11 @@ struct ResolveWords {
   DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + (pieces[block].run - first_run); }
 
   DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
-    const WordPiece& piece = pieces[block];
+    const auto piece = placement::load_row(pieces + block);
+    const auto of = placement::load_row(runs + piece.run);
+    const auto tile = placement::load_row(table.tiles + of.rank);
     std::uint64_t sum = 0;
-    detail::with_width(table.tiles[runs[piece.run].rank].element_bytes,
-                       [&](auto zero) { sum = resolve<decltype(zero)>(piece, thread); });
+    detail::with_width(tile.element_bytes, [&](auto zero) { sum = resolve<decltype(zero)>(piece, of, tile, thread); });
     return sum;
   }
 
@@ -319,10 +397,12 @@ struct ResolveWords {
 
   /// The thread that has the first change of a word does all of that word's.
   template <class U>
-  DS_HD std::uint64_t resolve(const WordPiece& piece, std::uint32_t thread) const {
+  DS_HD std::uint64_t resolve(const WordPiece& piece, const WordRun& of, const placement::WordTile& tile,
+                              std::uint32_t thread) const {
     constexpr std::uint32_t kLanes = 8 / sizeof(U);
-    const WordRun& of = runs[piece.run];
-    const std::uint32_t cols = table.tiles[of.rank].cols;
+    const std::uint32_t cols = tile.cols;
+    detail::OnePlace place;
+    const bool has_words = detail::one_place(table, tile, place) && place.has_words(sizeof(U));
     const std::uint32_t words_per_row = (cols + kLanes - 1) / kLanes;
     const auto* const positions = reinterpret_cast<const std::uint16_t*>(changes + of.at);
     std::byte* const numbers = changes + of.at + WordRun::numbers_at(of.count);
@@ -334,7 +414,8 @@ struct ResolveWords {
       if (i != 0 && positions[i - 1] >= first) continue;
       const std::uint32_t left = (row + 1) * cols - first;
       const std::uint32_t lanes = left < kLanes ? left : kLanes;
-      const std::uint64_t before = DigestTiles::word_at<U>(table, of.rank, first, lanes);
+      const std::uint64_t before = has_words ? placement::load_element<std::uint64_t>(place.at(first))
+                                             : DigestTiles::word_at<U>(table, of.rank, first, lanes);
       std::uint64_t after = before;
       for (std::uint32_t j = i; j < of.count && positions[j] < first + lanes; ++j) {
         std::byte* const number = numbers + std::uint64_t{j} * sizeof(U);

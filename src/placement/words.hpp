@@ -57,6 +57,24 @@ DS_HD inline void store_element(std::byte* at, U value) {
 #endif
 }
 
+/// A row of a table, which nothing writes while a kernel runs: devices keep it in registers and in the cache for what
+/// is only read, whatever else the kernel writes.
+template <class T>
+DS_HD inline T load_row(const T* at) {
+#ifdef __CUDA_ARCH__
+  static_assert(sizeof(T) % sizeof(unsigned long long) == 0 && alignof(T) >= alignof(unsigned long long));
+  constexpr int kWords = static_cast<int>(sizeof(T) / sizeof(unsigned long long));
+  unsigned long long words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const unsigned long long*>(at) + i);
+  T row;
+  std::memcpy(&row, words, sizeof row);
+  return row;
+#else
+  return *at;
+#endif
+}
+
 /// Null if the element is not one of the region, or the region is not in this table's memory. What lies before its
 /// first row or column wraps to a large number.
 DS_HD inline std::byte* element_in(const WordRegion& region, std::uint64_t row, std::uint64_t col) {

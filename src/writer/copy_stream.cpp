@@ -58,6 +58,13 @@ Status CopyStream::make_buffer() {
 
 Status CopyStream::follow(gpu::StreamHandle stream) {
   DS_ASSIGN(const auto theirs, around_.device.adopt_stream(stream));
+  DS_ASSIGN(const bool captured, theirs->is_captured());
+  if (captured) {
+    return Error(Errc::unsupported,
+                 around_.device.name() +
+                     ": a graph is being captured on the stream of the source; offload when that has "
+                     "ended");
+  }
   DS_TRY(theirs->record(*ready_));
   return stream_->wait_for(*ready_);
 }

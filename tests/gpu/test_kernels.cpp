@@ -70,7 +70,9 @@ class Kernels : public testing::TestWithParam<Param> {
 
   const Layout& layout() const { return placed_->layout(); }
   const std::vector<std::byte>& before() const { return placed_->model.half; }
-  std::uint32_t blocks_per_tile() const { return gpu::blocks_for(placed_->largest_tile()); }
+  std::uint32_t blocks_per_tile(std::uint32_t block_bytes = gpu::kBlockBytes) const {
+    return gpu::blocks_for(placed_->largest_tile(), block_bytes);
+  }
 
   static placement::WordTable up(Work& work, const placement::WordTables& tables) {
     return {work.up(tables.tiles), work.up(tables.regions)};

@@ -80,7 +80,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual((got["verdict"], got["reasons"]), ("passed", []))
         self.assertEqual(got["device"]["name"], "A Device")
         self.assertEqual(got["device"]["driver"], "580.1")
-        self.assertEqual([stage["status"] for stage in got["stages"]], ["ok"] * 4)
+        self.assertEqual([stage["status"] for stage in got["stages"]], ["ok"] * 4 + ["not built"])
         self.assertEqual(got["tests"], {"passed": 2, "failed": [], "skipped": [], "not_reached": [], "output": {}})
         self.assertEqual({bench["density"] for bench in got["bench"]}, {0.01, 0.05})
         # A missed aim is told, and fails nothing.
@@ -90,11 +90,30 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("-DDELTASYNC_WERROR=OFF", configured)
         self.assertIn("-DCMAKE_CUDA_ARCHITECTURES=90", configured)
 
+    def test_what_was_packed_elsewhere(self):
+        packed = self.tmp / "packed"
+        (packed / "bin").mkdir(parents=True)
+        (packed / "built_in").write_text("/some/where\n")
+        (packed / "CTestTestfile.cmake").write_text('add_test(one "/some/where/build-gpu/tests/one")\n')
+        (packed / "probe").symlink_to(self.stand / "probe")
+        program = packed / "bin/deltasync"
+        program.write_text(f"#!/bin/bash\n{PROGRAMS['bench']}\n")
+        program.chmod(0o755)
+        subprocess.run(["tar", "-C", packed, "-czf", self.tmp / "packed.tgz", "."], check=True)
+        for name in ("nvcc", "g++", "ninja"):
+            self.put(name, "exit 1")
+        (self.tmp / "build-gpu").mkdir()
+        status, got = self.check("--packed", str(self.tmp / "packed.tgz"))
+        self.assertEqual((status, got["verdict"]), (0, "passed"), self.said)
+        self.assertFalse((self.stand / "configured").exists())
+        listed = (self.tmp / "build-gpu/CTestTestfile.cmake").read_text()
+        self.assertEqual(listed, f'add_test(one "{self.tmp}/build-gpu/tests/one")\n')
+
     def test_no_device(self):
         self.put("probe", "echo no CUDA-capable device is detected; exit 1")
         got = self.fails("no device: no CUDA-capable device is detected")
         self.assertEqual(got["device"], {})
-        self.assertEqual([stage["status"] for stage in got["stages"]], ["ok", "failed", "not reached", "not reached"])
+        self.assertEqual([stage["status"] for stage in got["stages"]], ["ok", "failed"] + ["not reached"] * 3)
         self.assertEqual({aim["status"] for aim in got["aims"]}, {"not measured"})
         self.assertFalse((self.stand / "configured").exists())
 

@@ -198,6 +198,10 @@ TEST_F(WriterDeviceTest, WhatCannotBeCopiedIsRefused) {
   attempt([](SliceSource& item) { item.source.device = {3}; }, Errc::unsupported);
   attempt([](SliceSource& item) { item.source.stream = nullptr; }, Errc::invalid_argument);
   attempt([&](SliceSource& item) { item.source.stream = other.engine_stream().raw; }, Errc::invalid_argument);
+  const gpu::StreamHandle captured = device.engine_stream();
+  device.capture(captured, true);
+  attempt([&](SliceSource& item) { item.source.stream = captured.raw; }, Errc::unsupported);
+  EXPECT_FALSE(device.capture_ended_by_others());
   attempt([](SliceSource& item) { item.source.data = nullptr; }, Errc::invalid_argument);
   attempt([&](SliceSource& item) { item.source.data = model_.half.data(); }, Errc::internal);
   attempt([](SliceSource& item) { item.source.row_stride_bytes = 1; }, Errc::invalid_argument);

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
-STAGES = ("tools", "device", "build", "tests")
+STAGES = ("tools", "device", "build", "tests", "python")
 
 OUTPUT_LINES = 80  # of a test that failed
 
@@ -102,7 +102,7 @@ def aims(entries):
 def reasons_against(results):
     """Why the check has failed; empty: it has not."""
     reasons = [f"{stage['stage']}: {stage['reason'] or stage['status']}"
-               for stage in results["stages"] if stage["status"] not in ("ok", "not reached")]
+               for stage in results["stages"] if stage["status"] not in ("ok", "not built", "not reached")]
     if reasons and results["tests"]["passed"] == 0 and not results["bench"]:
         return reasons  # nothing behind it was reached
     seen = results["tests"]

@@ -7,9 +7,9 @@ from pages import ROOT, pages, words
 
 #: 30,000, and 1,200 for what other trainers' tensors become, 400 for the control of engines,
 #: 400 for trees of relays and local pulls.
-TOTAL = 32_000
+TOTAL = 32_300
 #: By directory of docs/: for each page.
-EACH = {"start": 400, "concepts": 420, "guides": 800, "operating": 950, "reference": 1_180, "internals": 800}
+EACH = {"start": 400, "concepts": 420, "guides": 800, "operating": 950, "reference": 1_180, "internals": 880}
 #: Pages that need more: another implementation is written from a format's or a protocol's page alone.
 MORE = {
     "docs/internals/receiver.md": 880,

@@ -25,7 +25,8 @@ Status DeviceExecutor::send_digests(Part& part, DigestBatch& batch) {
   const std::uint64_t list_bytes = batch.list_bytes();
   const gpu::DigestTiles kernel{part.table, reinterpret_cast<const gpu::StagedTile*>(slot->device.data()),
                                 reinterpret_cast<std::uint64_t*>(slot->device.data() + list_bytes),
-                                static_cast<std::uint32_t>(batch.where.size()), gpu::blocks_for(batch.largest)};
+                                static_cast<std::uint32_t>(batch.where.size()),
+                                gpu::blocks_for(batch.largest, gpu::kDigestBlockBytes)};
   return use(part, slot, [&]() -> Status {
     DS_TRY(part.stream->copy_in(slot->device.data(), slot->pinned.data(), list_bytes));
     DS_TRY(part.stream->zero(slot->device.data() + list_bytes, batch.sum_bytes()));
@@ -49,8 +50,12 @@ Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint
                                   std::span<std::uint64_t> out, const CallContext& until) {
   // Who takes slots while he has some leaves others one at least, who wait for none then.
   constexpr std::size_t kBatches = 3;
-  static_assert(kBatches < kSlotsMin);
-  const std::size_t portion = static_cast<std::size_t>(slot_bytes_) / (sizeof(gpu::StagedTile) + sizeof(std::uint64_t));
+  static_assert(kBatches < kWideSlots);
+  // What a launch costs beside its kernel is little of so many tiles, and the first does not wait for long to be
+  // listed.
+  constexpr std::size_t kPortionMax = 16384;
+  const std::size_t room = static_cast<std::size_t>(wide_bytes_) / (sizeof(gpu::StagedTile) + sizeof(std::uint64_t));
+  const std::size_t portion = std::min(room, kPortionMax);
   Part& part = *parts_[index];
   std::deque<DigestBatch> batches;  // all but the last one are sent
   for (std::size_t k = 0; k < ranks.size(); ++k) {
@@ -61,7 +66,7 @@ Status DeviceExecutor::digests_on(std::uint32_t index, std::span<const std::uint
         DS_TRY(take_digests(part, batches.front(), out, until));
         batches.pop_front();
       }
-      DS_ASSIGN(SlotGuard slot, take_slot(part, part.small, patient(until)));
+      DS_ASSIGN(SlotGuard slot, take_slot(part, part.wide, patient(until)));
       batches.push_back({std::move(slot), {}});
       batches.back().where.reserve(std::min(portion, ranks.size() - k));
     }

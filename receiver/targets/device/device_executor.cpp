@@ -15,7 +15,6 @@ namespace deltasync {
 namespace {
 
 constexpr std::uint64_t kAlignment = 256;  ///< of slots, and of what is in them
-constexpr std::uint64_t kWideSlots = 4;    ///< one is filled, one copied, one worked on, one copied back
 constexpr std::uint64_t kWideBytesMax = std::uint64_t{16} << 20;
 constexpr std::uint64_t kSlotsMax = 64;
 constexpr std::uint32_t kPartsMax = 32;  ///< bits of places_
@@ -339,8 +338,10 @@ Status DeviceExecutor::enter_engine(const CallContext& until) {
   for (const auto& part : parts_) {
     if (part->engine == nullptr) continue;
     const std::lock_guard lock(part->mutex);
+    const CallContext end = patient(until);
+    DS_TRY(gpu::wait_for_capture(*part->engine, end, "the engine's stream on " + part->device->name()));
     DS_TRY(part->engine->record(*part->event));
-    DS_TRY(gpu::wait(*part->event, patient(until), "waiting for the engine on " + part->device->name()));
+    DS_TRY(gpu::wait(*part->event, end, "waiting for the engine on " + part->device->name()));
   }
   return {};
 }
@@ -350,6 +351,7 @@ Status DeviceExecutor::leave_engine() {
     if (part->engine == nullptr) continue;
     const std::lock_guard lock(part->mutex);
     DS_TRY(part->stream->record(*part->event));
+    DS_TRY(gpu::wait_for_capture(*part->engine, patient(), "the engine's stream on " + part->device->name()));
     DS_TRY(part->engine->wait_for(*part->event));
   }
   return {};

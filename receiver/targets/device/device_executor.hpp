@@ -190,6 +190,7 @@ class DeviceExecutor {
   static constexpr std::uint32_t kMixed = ~std::uint32_t{0};
   static constexpr std::uint64_t kTileAt = 256;    ///< in a slot: behind the tile's description
   static constexpr std::uint64_t kSlotsMin = 4;    ///< of one tile each
+  static constexpr std::uint64_t kWideSlots = 4;   ///< one is filled, one copied, one worked on, one copied back
   static constexpr std::uint64_t kTilesMax = 512;  ///< in a wide slot
   static constexpr std::uint64_t kTilesAt = kTilesMax * sizeof(gpu::StagedTile);  ///< behind their descriptions
 

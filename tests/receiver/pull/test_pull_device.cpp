@@ -147,6 +147,28 @@ TEST_F(DevicePull, CommitsAreInTurnWithTheEnginesWork) {
   EXPECT_TRUE(std::equal(now.begin(), now.end(), seen_after->data())) << "the engine's work came before the commit";
 }
 
+#ifndef DELTASYNC_TEST_CUDA
+/// What is put into a stream whose work is being captured as a graph ends the capture.
+TEST_F(DevicePull, CommitsWaitForTheEndOfACapture) {
+  ASSERT_NO_FATAL_FAILURE(start_on(1, true));
+  EXPECT_EQ(pull_on_devices(), PullMode::full);
+  const std::vector<std::byte> before = model_.half;
+  step(0.5);
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  auto& fake = dynamic_cast<gpu::FakeDevice&>(engine_->device());
+  fake.capture(stream_, true);
+  const Status refused = (*staged)->commit(in_ms(20));
+  EXPECT_EQ(refused.error().code(), Errc::timed_out);
+  EXPECT_THAT(refused.error().message(), testing::HasSubstr("graph's capture on the engine's stream on cuda:0"));
+  EXPECT_FALSE(fake.capture_ended_by_others());
+  EXPECT_EQ(differences(before), "");
+  fake.capture(stream_, false);
+  EXPECT_EQ(pull_on_devices(), PullMode::delta);
+  EXPECT_EQ(differences(model_.half), "");
+}
+#endif
+
 /// Of real devices those that are there, but one at least, which says why it is not.
 std::int32_t devices_to_test() {
 #ifdef DELTASYNC_TEST_CUDA
