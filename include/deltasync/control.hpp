@@ -2,17 +2,20 @@
 // vLLM, SGLang and FastDeploy ask for them. The engine implements RolloutEngine; its weights come by a Receiver.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "deltasync/receiver.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/tls.hpp"
+#include "deltasync/version.hpp"
 
 namespace deltasync {
 
@@ -65,6 +68,28 @@ class RolloutEngine {
 inline constexpr const char* kMinVersionHeader = "X-Deltasync-Min-Version";
 inline constexpr const char* kExactVersionHeader = "X-Deltasync-Exact-Version";
 inline constexpr const char* kVersionHeader = "X-Deltasync-Version";
+
+/// Which versions computed an answer whose request was held during an update: one object for each request. An engine
+/// asks ControlServer::admit() for what is live when a forward pass begins; no commit comes before the pass has ended.
+///
+/// ```cpp
+/// VersionSpans spans;
+/// spans.computed({.id = {7, 3}, .label = "step-3"}, 17);
+/// spans.computed({.id = {7, 4}, .label = "step-4"}, 1);
+/// for (const auto& [version, first, end] : spans.list()) std::printf("%s: tokens %zu to %zu\n", version.c_str(),
+/// first, end);
+/// ```
+class VersionSpans {
+ public:
+  /// The answer's next tokens, so many, are this version's.
+  void computed(const Version& version, std::size_t tokens = 1);
+  /// Of each run of tokens of one version, in order: the version's name, its first token, and the one behind its last.
+  const std::vector<std::tuple<std::string, std::size_t, std::size_t>>& list() const noexcept { return spans_; }
+
+ private:
+  VersionId last_;
+  std::vector<std::tuple<std::string, std::size_t, std::size_t>> spans_;
+};
 
 struct ControlOptions {
   std::string listen = "127.0.0.1:0";  ///< "HOST:PORT"; beyond loopback only with a token

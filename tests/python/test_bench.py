@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("torch")
-from deltasync import _programs  # noqa: E402
+from deltasync import Version, VersionSpans, _programs  # noqa: E402
 from deltasync._bench_control import Decoder, measure  # noqa: E402
 
 
@@ -34,6 +34,13 @@ def test_a_pause_loses_nothing() -> None:
     assert 0 < said["pause_p50_ms"] <= said["pause_p95_ms"]
     assert said["requests"] > 0 and said["tokens"] >= said["requests"] * 32
     assert (said["requests_failed"], said["tokens_lost"], said["stale_tokens"]) == (0, 0, 0)
+    assert (said["over_kept_tokens"], said["misnamed_tokens"]) == (0, 0) and said["requests_across"] > 0
+
+
+def test_kept_keys_and_values_are_those_of_the_versions_that_an_answer_lists() -> None:
+    said = measure(streams=4, cycles=3, mode="keep", width=32, tokens=64, between=0.1, kv="keep")
+    assert said["over_kept_tokens"] > 0 and said["requests_across"] > 0
+    assert (said["requests_failed"], said["tokens_lost"], said["stale_tokens"], said["misnamed_tokens"]) == (0, 0, 0, 0)
 
 
 class Forgetful(Decoder):
@@ -46,6 +53,36 @@ class Forgetful(Decoder):
 def test_stale_tokens_are_counted() -> None:
     said = measure(streams=4, cycles=3, mode="keep", width=32, tokens=64, between=0.1, decoder=Forgetful)
     assert said["stale_tokens"] > 0 and said["requests_failed"] == 0
+
+
+class Named(Decoder):
+    """Says of all tokens that the version computed them that was live when their request began."""
+
+    def _pass(self, slots: list[int]) -> None:
+        super()._pass(slots)
+        assert self.control is not None
+        for slot in slots:
+            if (request := self.slots[slot]) is not None:
+                begun = getattr(request, "begun", None) or self.control.admit().version
+                request.begun = begun  # type: ignore[attr-defined]
+                request.spans = VersionSpans()
+                request.spans.computed(begun, len(request.tokens))
+
+
+def test_misnamed_tokens_are_counted() -> None:
+    said = measure(streams=4, cycles=3, mode="keep", width=32, tokens=64, between=0.1, decoder=Named)
+    assert said["misnamed_tokens"] > 0 and said["stale_tokens"] == 0
+
+
+def test_versions_of_an_answer() -> None:
+    spans = VersionSpans()
+    assert spans.list == []
+    spans.computed(Version(1, 7))
+    spans.computed(Version(1, 7), 2)
+    spans.computed(Version(1, 8), 0)
+    spans.computed(Version(2, 7), 4)
+    spans.computed(Version(2, 8, "step-8"))
+    assert spans.list == [("7", 0, 3), ("7", 3, 7), ("step-8", 7, 8)]
 
 
 def test_aborted_requests_have_failed() -> None:

@@ -58,8 +58,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root|home|Users)/[\w.-]+")
 # Types that users of the library have to know: classes, structs, enums and aliases of include/, nested ones too.
 # Six are those of export plans, which are data that users read: a piece, a copy and its steps, what is quantised, a
 # plan; a page is opaque.
-# Five are those of the control service: an engine's hooks with two of their words, options, the server.
-PUBLIC_TYPES_MAX = 56
+# Six are those of the control service: an engine's hooks with two of their words, options, the server, the spans of an answer.
+PUBLIC_TYPES_MAX = 57
 # A .cpp or .hpp beyond this holds more than one idea.
 LINES_MAX = 700
 

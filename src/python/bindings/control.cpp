@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -185,6 +186,19 @@ class PythonControl {
 }  // namespace
 
 void bind_control(nb::module_& module) {
+  nb::class_<VersionSpans>(
+      module, "VersionSpans",
+      "Which versions computed an answer whose request was held during an update: one object for each request. An "
+      "engine asks\n:meth:`RolloutControl.admit` for what is live when a forward pass begins; no commit comes before "
+      "the "
+      "pass has ended.")
+      .def(nb::init<>())
+      .def("computed", &VersionSpans::computed, "version"_a, "tokens"_a = 1,
+           "The answer's next tokens, so many, are this version's.")
+      .def_prop_ro(
+          "list", &VersionSpans::list,
+          "Of each run of tokens of one version, in order: (the version's name, its first token, the one behind "
+          "its last).");
   nb::class_<PythonControl>(module, "ControlServer", "See deltasync.RolloutControl.")
       .def(
           "__init__",

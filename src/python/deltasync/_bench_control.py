@@ -7,15 +7,20 @@ by pause, update and resume over HTTP. Wants torch.
   pause_p50_ms, pause_p95_ms  from the pause's question to the resume's answer, what drains and the update included
   requests_failed             that did not end with all tokens
   tokens_lost                 computed, and not received by the client
-  stale_tokens                computed with other weights than those that the service says are live, or over keys and
-                              values of other weights
+  stale_tokens                computed with other weights than those that the service says are live, or, but with
+                              --kv keep, over keys and values of other weights
+  over_kept_tokens            computed over keys and values of other weights
+  misnamed_tokens             that an answer's list of versions gives to another version, or to none
+  requests_across             that more than one version computed
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import http.client
+import itertools
 import json
 import os
 import statistics
@@ -23,10 +28,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import Receiver, RolloutControl, RolloutEngine, WeightManager
+from . import Receiver, RolloutControl, RolloutEngine, VersionSpans, WeightManager
 from .errors import VersionConflict
 
 VOCABULARY, PROMPT = 256, 8
@@ -55,7 +61,13 @@ class Request:
     #: Whose keys and values are there.
     done: int = 0
     tokens: list[int] = field(default_factory=list)
-    ended: bool = False
+    spans: VersionSpans = field(default_factory=VersionSpans)
+    #: Of the weights that computed each token, which the weights say themselves.
+    stamps: list[int] = field(default_factory=list)
+
+    def misnamed(self) -> int:
+        named = [version for version, first, end in self.spans.list for _ in range(first, end)]
+        return sum(name != str(stamp) for name, stamp in itertools.zip_longest(named, self.stamps))
 
     def put(self, what: int | str) -> None:
         self.loop.call_soon_threadsafe(self.out.put_nowait, what)
@@ -66,19 +78,20 @@ class Decoder(RolloutEngine):
 
     can_hold = True
 
-    def __init__(self, model: Any, slots: int, length: int) -> None:
+    def __init__(self, model: Any, slots: int, length: int, keeps_kv: bool = False) -> None:
         import torch
 
-        self.model = model
+        self.model, self.keeps_kv = model, keeps_kv
         self.control: RolloutControl | None = None
         width = model.embed.weight.shape[1]
         self.cache = torch.zeros(2, len(model.layers), slots, length, width)
         self.stamps = torch.zeros(slots, length)  # of the weights that made them
         self.changed = threading.Condition()
+        self.callers: set[int] = set()
         self.slots: list[Request | None] = [None] * slots
         self.waiting: list[Request] = []
         self.admits, self.held, self.ends = True, False, False
-        self.computed = self.stale = 0
+        self.computed = self.stale = self.over_kept = self.misnamed = self.across = 0
         self.thread = threading.Thread(target=self._run, name="decoder")
         self.thread.start()
 
@@ -88,8 +101,15 @@ class Decoder(RolloutEngine):
             self.changed.notify_all()
         self.thread.join()
 
-    def submit(self, request: Request) -> None:
+    @contextlib.contextmanager
+    def _between_passes(self) -> Iterator[None]:
+        self.callers.add(threading.get_ident())
         with self.changed:
+            self.callers.discard(threading.get_ident())
+            yield
+
+    def submit(self, request: Request) -> None:
+        with self._between_passes():
             self.waiting.append(request)
             self.changed.notify_all()
 
@@ -110,6 +130,8 @@ class Decoder(RolloutEngine):
         request = self.slots[slot]
         assert request is not None
         self.slots[slot] = None
+        self.misnamed += request.misnamed()
+        self.across += len(request.spans.list) > 1
         request.put(reason)
 
     def _run(self) -> None:
@@ -123,7 +145,8 @@ class Decoder(RolloutEngine):
                 self._take()
                 self._pass(self._running())
                 self.changed.notify_all()
-            time.sleep(0)  # lets hooks in
+            while self.callers:  # or a lock that is taken again at once would keep hooks out
+                time.sleep(1e-4)
 
     def _pass(self, slots: list[int]) -> None:
         import torch
@@ -146,15 +169,18 @@ class Decoder(RolloutEngine):
         chosen = (x @ self.model.embed.weight.T).argmax(dim=1).tolist()
         mixed = ((self.stamps[rows] != stamp) & there).any(dim=1).tolist()
         assert self.control is not None
-        live = self.control.admit().version.number
+        live = self.control.admit().version
         for slot, request, token, is_mixed in zip(slots, requests, chosen, mixed, strict=True):
             assert request is not None
             request.done += 1
             if request.done < len(request.prompt) + len(request.tokens):
                 continue  # only its keys and values were wanted
             request.tokens.append(token)
+            request.spans.computed(live)
+            request.stamps.append(int(stamp))
             self.computed += 1
-            self.stale += is_mixed or stamp != live
+            self.over_kept += is_mixed
+            self.stale += stamp != live.number or (is_mixed and not self.keeps_kv)
             request.put(token)
             if len(request.tokens) == request.want:
                 self._end(slot, "length")
@@ -162,16 +188,16 @@ class Decoder(RolloutEngine):
     # What the service does.
 
     def stop_admission(self) -> None:
-        with self.changed:
+        with self._between_passes():
             self.admits = False
 
     def resume_admission(self) -> None:
-        with self.changed:
+        with self._between_passes():
             self.admits = True
             self.changed.notify_all()
 
     def abort(self, ids: list[str]) -> int:
-        with self.changed:
+        with self._between_passes():
             running = self._running()
             for slot in running:
                 self._end(slot, "abort")
@@ -179,21 +205,21 @@ class Decoder(RolloutEngine):
             return len(running)
 
     def wait_idle(self, timeout: float) -> None:
-        with self.changed:
+        with self._between_passes():
             if not self.changed.wait_for(lambda: not self._running(), timeout):
                 raise TimeoutError(f"{len(self._running())} requests still run")
 
     def hold(self, timeout: float) -> None:
-        with self.changed:
+        with self._between_passes():
             self.held = True
 
     def release_hold(self) -> None:
-        with self.changed:
+        with self._between_passes():
             self.held = False
             self.changed.notify_all()
 
     def reset_caches(self, timeout: float) -> None:
-        with self.changed:
+        with self._between_passes():
             for request in self.slots:
                 if request is not None:
                     request.done = 0
@@ -217,7 +243,10 @@ async def _complete(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         said: int | str = 0
         while not isinstance(said, str):
             said = await request.out.get()
-            line = json.dumps({"end": said} if isinstance(said, str) else {"token": said}).encode() + b"\n"
+            ends = isinstance(said, str)
+            line = (
+                json.dumps({"end": said, "versions": request.spans.list} if ends else {"token": said}).encode() + b"\n"
+            )
             writer.write(b"%x\r\n%s\r\n" % (len(line), line))
         writer.write(b"0\r\n\r\n")
         await writer.drain()
@@ -265,7 +294,7 @@ async def _stream(number: int, port: int, tokens: int, ends: asyncio.Event, sums
             sums["received"] += "token" in said
         await reader.readexactly(2)
         sums["requests"] += 1
-        sums["failed"] += said.get("end") != "length"
+        sums["failed"] += said.get("end") != "length" or said["versions"][-1][2] != tokens
     writer.close()
 
 
@@ -290,7 +319,14 @@ def _post(endpoint: str, target: str, body: Any = None) -> None:
 
 
 def measure(
-    streams: int, cycles: int, mode: str, width: int, tokens: int, between: float, decoder: type[Decoder] = Decoder
+    streams: int,
+    cycles: int,
+    mode: str,
+    width: int,
+    tokens: int,
+    between: float,
+    kv: str = "recompute",
+    decoder: type[Decoder] = Decoder,
 ) -> dict[str, Any]:
     import torch
 
@@ -305,7 +341,7 @@ def measure(
     ):
         manager.offload()
         receiver.update()
-        engine = decoder(served, streams, PROMPT + tokens)
+        engine = decoder(served, streams, PROMPT + tokens, kv == "keep")
         completions = Completions(engine)
         try:
             with RolloutControl(engine, receiver, dialects=["vllm"]) as control:
@@ -323,7 +359,7 @@ def measure(
                         manager.offload()
                         manager.wait_ready()
                         began = time.perf_counter()
-                        _post(control.endpoint, f"/pause?mode={mode}")
+                        _post(control.endpoint, f"/pause?mode={mode}&clear_cache={str(kv != 'keep').lower()}")
                         _post(control.endpoint, "/update_weights", {"weight_dir": None})
                         _post(control.endpoint, "/resume")
                         pauses.append((time.perf_counter() - began) * 1e3)
@@ -336,6 +372,7 @@ def measure(
     return {
         "case": "control",
         "mode": mode,
+        "kv": kv,
         "streams": streams,
         "cycles": cycles,
         "bytes": sum(tensor.nbytes for tensor in trained.state_dict().values()),
@@ -346,6 +383,9 @@ def measure(
         "tokens": engine.computed,
         "tokens_lost": engine.computed - sums["received"],
         "stale_tokens": engine.stale,
+        "over_kept_tokens": engine.over_kept,
+        "misnamed_tokens": engine.misnamed,
+        "requests_across": engine.across,
     }
 
 
@@ -360,12 +400,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=64, help="completions at a time")
     parser.add_argument("--cycles", type=int, default=20, help="of pause, update and resume")
     parser.add_argument("--mode", choices=["keep", "wait", "abort"], default="keep", help="what becomes of requests")
+    parser.add_argument("--kv", choices=["recompute", "keep"], default="recompute", help="of requests that are kept")
     parser.add_argument("--width", type=int, default=256, help="of the decoder")
     parser.add_argument("--tokens", type=int, default=32, help="of each completion")
     parser.add_argument("--between", type=float, default=0.5, help="seconds between two cycles")
     parser.add_argument("--json", action="store_true", help="one object")
     args = parser.parse_args(argv[1:])
-    result = measure(args.streams, args.cycles, args.mode, args.width, args.tokens, args.between)
+    result = measure(args.streams, args.cycles, args.mode, args.width, args.tokens, args.between, args.kv)
     if args.json:
         print(json.dumps(result))
         return 0
@@ -373,6 +414,7 @@ def main(argv: list[str]) -> int:
         f"control, {args.streams} streams, mode {args.mode}: a pause with its update takes "
         f"{result['pause_p50_ms']:.1f} ms (p95 {result['pause_p95_ms']:.1f}); of {result['requests']} requests "
         f"{result['requests_failed']} failed, of {result['tokens']} tokens {result['tokens_lost']} were lost and "
-        f"{result['stale_tokens']} stale"
+        f"{result['stale_tokens']} stale; {result['requests_across']} requests were computed by several versions, "
+        f"{result['misnamed_tokens']} tokens misnamed"
     )
     return 0
