@@ -10,6 +10,7 @@
 #include "format/packed_layout.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
+#include "receiver/bucket/bucket_receiver.hpp"
 #include "receiver/parts/parts_receiver.hpp"
 #include "receiver/targets/attest.hpp"
 
@@ -205,6 +206,10 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
 /// else each has all versions, and the receiver goes on at another when it loses one.
 Result<std::unique_ptr<Receiver>> connect(const ReceiverOptions& options, const Tuning& tuning,
                                           const CallContext& until) {
+  if (const auto path = bucket_path(options.endpoint)) {
+    DS_ASSIGN(auto buckets, BucketReceiver::connect(options, *path, until));
+    return std::unique_ptr<Receiver>(std::move(buckets));
+  }
   const std::size_t count = std::max<std::size_t>(1, split_endpoints(options.endpoint).size());
   std::optional<Error> failed;
   for (std::size_t i = 0; i < count; ++i) {

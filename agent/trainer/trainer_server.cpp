@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "agent/trainer/trainer_conversation.hpp"
-#include "agent/trainer/trainer_socket.hpp"
 #include "agent/trainer/trainer_state.hpp"
 #include "base/log_limit.hpp"
 #include "net/coroutine.hpp"
+#include "net/unix_listener.hpp"
 
 namespace deltasync::agent {
 
@@ -96,7 +96,7 @@ TrainerServer::~TrainerServer() {
 Result<std::unique_ptr<TrainerServer>> TrainerServer::listen(asio::io_context& io, TrainerHooks& hooks,
                                                              TrainerServerOptions options) {
   auto impl = std::make_shared<Impl>(io, hooks, std::move(options));
-  DS_ASSIGN(UniqueFd fd, listen_unix(impl->state->options.socket_path));  // from here on there is a file to remove
+  DS_ASSIGN(UniqueFd fd, net::listen_unix(impl->state->options.socket_path));  // from here on there is a file to remove
   struct stat file {};
   if (::lstat(impl->state->options.socket_path.c_str(), &file) == 0) impl->socket_file = {file.st_dev, file.st_ino};
   boost::system::error_code ec;

@@ -39,7 +39,8 @@ enum class OlderEpoch : std::uint8_t {
 struct ReceiverOptions {
   /// "HOST:PORT" of an agent; several, separated by commas: of the first that answers. Who loses that one goes on at
   /// the others, with deltas, and comes back to the first. Where trainer nodes hold parts of the model (part.hpp), that
-  /// of any of them: it names the others.
+  /// of any of them: it names the others. Or "bucket:PATH", where a trainer of this host hands its tensors over without
+  /// an agent: the receiver listens on that Unix socket, and each version comes whole.
   std::string endpoint = {};
   std::string token = {};  ///< shared secret; empty: none, or that which a local agent of this user made
   TlsOptions tls = {};     ///< as its client; none by default

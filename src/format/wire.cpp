@@ -55,6 +55,10 @@ std::string_view to_string(Type type) noexcept {
     case Type::trainer_parents: return "trainer_parents";
     case Type::map_segment: return "map_segment";
     case Type::segment: return "segment";
+    case Type::bucket_hello: return "bucket_hello";
+    case Type::bucket_begin: return "bucket_begin";
+    case Type::bucket_chunk: return "bucket_chunk";
+    case Type::bucket_finish: return "bucket_finish";
   }
   return {};
 }
@@ -106,8 +110,11 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::trainer_plan_ok:
     case Type::trainer_notify:
     case Type::trainer_wait:
-    case Type::trainer_ready: return kControlBytesMax;
+    case Type::trainer_ready:
+    case Type::bucket_begin:
+    case Type::bucket_finish: return kControlBytesMax;
     case Type::layout:
+    case Type::bucket_hello:
     case Type::trainer_hello: return kLayoutBytesMax;
     case Type::digests: return kDigestsBytesMax;
     case Type::extent: return kExtentBytesMax;
@@ -116,7 +123,8 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::get_raw_tiles:
     case Type::subscribe:
     case Type::check_tiles:
-    case Type::trainer_plan: return kRangesBytesMax;
+    case Type::trainer_plan:
+    case Type::bucket_chunk: return kRangesBytesMax;
   }
   return 0;
 }

@@ -79,6 +79,11 @@ enum class Type : std::uint16_t {
   trainer_parents = 47,  ///< (5) the writer is a relay: where its versions come from; no reply
   map_segment = 48,      ///< (5) from a receiver on the agent's host, in place of trainer_hello; reply: segment
   segment = 49,          ///< (5) with a descriptor
+  // trainer process → engine on the same host, over the engine's socket (wire_bucket.hpp)
+  bucket_hello = 50,  ///< comes with the buckets' descriptor
+  bucket_begin = 51,
+  bucket_chunk = 52,
+  bucket_finish = 53,
   // 60 to 63 are reserved: an earlier commit over ranks had them
 };
 
@@ -108,7 +113,7 @@ inline constexpr std::uint64_t kLayoutRawBytesMax = 2048ull << 20;
 inline constexpr std::uint64_t kDigestsBytesMax = 1024ull << 20;
 inline constexpr std::uint64_t kFrameBytesMax = 64u << 20;
 inline constexpr std::uint64_t kExtentBytesMax = 64u << 20;
-inline constexpr std::uint64_t kRangesBytesMax = 64u << 20;  ///< get_frames, get_raw_tiles, subscribe, trainer_plan
+inline constexpr std::uint64_t kRangesBytesMax = 64u << 20;  ///< requests with ranges, trainer_plan, bucket_chunk
 inline constexpr std::size_t kErrorMessageBytesMax = 64u << 10;
 inline constexpr std::size_t kPeerNameBytesMax = 256;
 inline constexpr std::size_t kPathBytesMax = 4096;

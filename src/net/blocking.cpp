@@ -117,6 +117,15 @@ Result<UniqueFd> connect_address(const addrinfo& address, const CallContext& unt
   return fd;
 }
 
+Result<Tried> try_with_file(int socket, ByteSpan bytes, int file) {
+  for (;;) {
+    const ssize_t sent = net::send_with_file(socket, bytes, file);
+    if (sent >= 0) return Tried::moved(static_cast<std::size_t>(sent));
+    if (errno == EAGAIN) return Tried{Tried::Came::wants_write};
+    if (errno != EINTR) return Error::from_errno("send a descriptor", errno);
+  }
+}
+
 }  // namespace
 
 Result<UniqueFd> make_unix_socket(const std::string& path, sockaddr_un& address) {
@@ -286,6 +295,16 @@ Error MessageSocket::broken(Error error) {
 }
 
 Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payload, Deadline deadline) {
+  return send_parts(type, request, payload, -1, deadline);
+}
+
+Status MessageSocket::send_with_file(wire::Type type, std::uint64_t request, ByteSpan payload, int file,
+                                     Deadline deadline) {
+  return send_parts(type, request, payload, file, deadline);
+}
+
+Status MessageSocket::send_parts(wire::Type type, std::uint64_t request, ByteSpan payload, int file,
+                                 Deadline deadline) {
   if (!fd_) return broken(Error(Errc::connection, "the connection is closed"));
   const wire::Header header = wire::make_header(type, request, payload);
   if (payload.size() > wire::payload_bytes_max(header.type)) {
@@ -300,7 +319,7 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
     for (const ByteSpan part : parts) {
       if (!part.empty()) pieces[used++] = {const_cast<std::byte*>(part.data()), part.size()};
     }
-    auto tried = channel_->send({pieces, used});
+    auto tried = file < 0 ? channel_->send({pieces, used}) : try_with_file(fd_.get(), parts[0], file);
     if (!tried) return broken(std::move(tried).error());
     if (tried->came != Tried::Came::moved) {
       if (auto ready = wait_as(tried->came, deadline, "the peer does not read"); !ready) {
@@ -308,6 +327,7 @@ Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payl
       }
       continue;
     }
+    file = -1;  // it left with the first byte
     std::size_t left = tried->bytes;
     bytes_sent_ += left;
     for (ByteSpan& part : parts) {

@@ -97,6 +97,9 @@ class MessageSocket {
     return send(M::kType, request, message.encode(), deadline);
   }
 
+  /// The same with a descriptor for the peer of a Unix socket, over which bytes cross as they are.
+  Status send_with_file(wire::Type type, std::uint64_t request, ByteSpan payload, int file, Deadline deadline);
+
   /// One whole message. Checks the header (its hash before its length), the type's own limit, `payload_bytes_max`,
   /// and the payload's hash (an `extent` has none). Memory grows with what arrives, not with what a header claims.
   Result<Message> recv(std::uint64_t payload_bytes_max, Deadline deadline);
@@ -133,6 +136,7 @@ class MessageSocket {
   void skip_next_wait() noexcept { skip_wait_ = true; }
 
  private:
+  Status send_parts(wire::Type type, std::uint64_t request, ByteSpan payload, int file, Deadline deadline);
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
   /// All that the message wants now.
   Status feed(wire::MessageParser& message, bool at_message_start, Deadline deadline);

@@ -84,6 +84,22 @@ std::unique_ptr<Channel> plain_channel(int fd, UniqueFd* file) {
   return std::make_unique<PlainChannel>(fd, file);
 }
 
+ssize_t send_with_file(int socket, ByteSpan bytes, int file) noexcept {
+  iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof file)> control{};
+  msghdr m{};
+  m.msg_iov = &piece;
+  m.msg_iovlen = 1;
+  m.msg_control = control.data();
+  m.msg_controllen = control.size();
+  cmsghdr* const along = CMSG_FIRSTHDR(&m);
+  along->cmsg_level = SOL_SOCKET;
+  along->cmsg_type = SCM_RIGHTS;
+  along->cmsg_len = CMSG_LEN(sizeof file);
+  std::memcpy(CMSG_DATA(along), &file, sizeof file);
+  return ::sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 Error speaks_tls_only() {
   return {Errc::unsupported, "this port speaks TLS only, and its peer began without: give the peer --tls-ca"};
 }

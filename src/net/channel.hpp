@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 
+#include "base/bytes.hpp"
 #include "base/fd.hpp"
 #include "deltasync/result.hpp"
 
@@ -54,6 +55,9 @@ class Channel {
 /// Bytes as they are. `file`, if not null, outlives the channel and takes the descriptor that comes along over a Unix
 /// socket, the last of several; without it the kernel lets none through.
 std::unique_ptr<Channel> plain_channel(int fd, UniqueFd* file = nullptr);
+
+/// As ::send(), and never waits: how many bytes left a Unix socket, the descriptor with the first of them (SCM_RIGHTS).
+ssize_t send_with_file(int socket, ByteSpan bytes, int file) noexcept;
 
 /// What a peer is told that does not begin a handshake where one is due.
 Error speaks_tls_only();

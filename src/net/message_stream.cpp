@@ -27,23 +27,6 @@ Error revoked() {
   return {Errc::lease_revoked, "what was being sent is no longer held for this plan"};
 }
 
-/// As send(): how many bytes left, the descriptor with them.
-ssize_t send_with_file(int socket, ByteSpan bytes, int file) {
-  iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof file)> control{};
-  msghdr m{};
-  m.msg_iov = &piece;
-  m.msg_iovlen = 1;
-  m.msg_control = control.data();
-  m.msg_controllen = control.size();
-  cmsghdr* const along = CMSG_FIRSTHDR(&m);
-  along->cmsg_level = SOL_SOCKET;
-  along->cmsg_type = SCM_RIGHTS;
-  along->cmsg_len = CMSG_LEN(sizeof file);
-  std::memcpy(CMSG_DATA(along), &file, sizeof file);
-  return ::sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 }  // namespace
 
 struct MessageStream::Canceller::Weak {

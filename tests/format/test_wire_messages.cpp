@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/hash.hpp"
+#include "format/wire_bucket.hpp"
 #include "format/wire_local.hpp"
 #include "format/wire_report.hpp"
 
@@ -103,6 +104,13 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<TrainerNotify>("trainer_notify", {{2, 1}}));
   cases.push_back(make_case<TrainerWait>("trainer_wait", {{{3, 4}, 1000}}));
   cases.push_back(make_case<TrainerReady>("trainer_ready", {{{3, 4}, 5, 6, 7}}));
+  cases.push_back(make_case<BucketHello>(
+      "bucket_hello",
+      {{5, 3, 4, 1u << 28, "rank 3", {{0, 2}, {7, 900'000}}, layout_message()}, {5, 0, 1, 1, "", {}, {}}}));
+  cases.push_back(make_case<BucketBegin>("bucket_begin", {{{{1, 2}, "three"}}}));
+  cases.push_back(make_case<BucketChunk>(
+      "bucket_chunk", {{0, {{7, 0, 0}, {999'999, 0, 0}}, {1, 0xFEDCBA9876543210, 3}}, {1, {{5, 300, 4000}}, {9}}, {}}));
+  cases.push_back(make_case<BucketFinish>("bucket_finish", {{90'000, 1ull << 40, digest_of(6)}}));
   return cases;
 }
 

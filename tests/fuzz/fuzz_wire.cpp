@@ -7,6 +7,7 @@
 
 #include "format/message.hpp"
 #include "format/wire.hpp"
+#include "format/wire_bucket.hpp"
 #include "format/wire_local.hpp"
 #include "format/wire_report.hpp"
 
@@ -55,6 +56,10 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::trainer_notify: return round_trip<wire::TrainerNotify>(payload);
     case wire::Type::trainer_wait: return round_trip<wire::TrainerWait>(payload);
     case wire::Type::trainer_ready: return round_trip<wire::TrainerReady>(payload);
+    case wire::Type::bucket_hello: return round_trip<wire::BucketHello>(payload);
+    case wire::Type::bucket_begin: return round_trip<wire::BucketBegin>(payload);
+    case wire::Type::bucket_chunk: return round_trip<wire::BucketChunk>(payload);
+    case wire::Type::bucket_finish: return round_trip<wire::BucketFinish>(payload);
     default: break;
   }
 }

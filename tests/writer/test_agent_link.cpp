@@ -10,8 +10,8 @@
 #include <functional>
 #include <thread>
 
-#include "agent/trainer/trainer_socket.hpp"
 #include "base/deadline.hpp"
+#include "net/unix_listener.hpp"
 #include "tests/shm/support.hpp"
 
 namespace deltasync {
@@ -29,7 +29,7 @@ class AgentLinkTest : public ::testing::Test {
   }
   /// Accepts one connection, welcomes it, then plays the script.
   void play(Script script, std::vector<std::byte> welcome = wire::TrainerWelcome{}.encode()) {
-    listener_ = agent::listen_unix(path()).value();
+    listener_ = net::listen_unix(path()).value();
     agent_ = std::thread([this, script = std::move(script), welcome = std::move(welcome)] {
       UniqueFd fd;
       for (const Deadline end = soon(); !fd && !end.passed();
@@ -59,7 +59,7 @@ TEST_F(AgentLinkTest, AStrangerWhoMadeTheSocketFirstIsToldNothing) {
   if (stranger == 0) {
     ::alarm(60);
     if (::setresuid(65534, 65534, 65534) != 0) ::_exit(1);
-    const auto listener = agent::listen_unix(path());
+    const auto listener = net::listen_unix(path());
     if (!listener || ::write(ready[1], "r", 1) != 1) ::_exit(2);
     UniqueFd fd;
     while (!fd) fd.reset(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "agent/trainer/trainer_socket.hpp"
 #include "base/deadline.hpp"
+#include "net/unix_listener.hpp"
 #include "tests/shm/support.hpp"
 #include "tests/support/without_threads.hpp"
 #include "tests/writer/harness.hpp"
@@ -455,7 +455,7 @@ TEST(WriterAttach, AnAgentThatStartsLaterIsWaitedFor) {
   const TempDir dir;
   const TestModel model = make_model(1);
   const std::string path = MiniAgent::socket_in(dir.path());
-  UniqueFd starting = agent::listen_unix(path).value();
+  UniqueFd starting = net::listen_unix(path).value();
   Result<std::unique_ptr<Writer>> writer = Error(Errc::internal, "not run");
   std::thread trainer([&] { writer = Writer::attach(model.layout, Sidecar{}, writer_options(dir.path()), soon()); });
   // That it has begun is seen by its first attempt, which an agent that goes away again turns down.

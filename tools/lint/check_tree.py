@@ -32,6 +32,7 @@ LAYERS = {
     "src/gpu/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/"},
     "src/shm/": {"deltasync/", "base/", "format/", "shm/"},
     "src/net/": {"deltasync/", "base/", "format/", "net/"},
+    "src/bucket/": {"deltasync/", "base/", "format/", "delta/", "shm/", "net/", "bucket/"},
     "src/commit/": {"deltasync/", "commit/"},
     "src/capacity/": {"deltasync/", "capacity/"},
     "src/export/": {"deltasync/", "export/"},
@@ -47,10 +48,10 @@ LAYERS = {
     "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/targets/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/local/": {"deltasync/", "base/", "format/", "shm/", "net/", "receiver/"},
-    "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "receiver/"},
-    "src/python/": {"deltasync/", "base/", "net/", "commit/", "export/", "receiver/control/", "python/"},
+    "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "bucket/", "receiver/"},
+    "src/python/": {"deltasync/", "base/", "net/", "bucket/", "commit/", "export/", "receiver/control/", "python/"},
 }
-PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "commit/", "capacity/", "export/", "writer/",
+PROJECT_ROOTS = ("deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "shm/", "net/", "bucket/", "commit/", "capacity/", "export/", "writer/",
                  "agent/", "receiver/", "python/", "tools/", "tests/")
 
 # Absolute paths that only exist on somebody's machine.

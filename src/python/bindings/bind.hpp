@@ -10,6 +10,7 @@ void bind_version(nanobind::module_& module);
 void bind_writer(nanobind::module_& module);
 void bind_placement(nanobind::module_& module);
 void bind_receiver(nanobind::module_& module);
+void bind_bucket(nanobind::module_& module);
 void bind_commit(nanobind::module_& module);
 void bind_control(nanobind::module_& module);
 void bind_export(nanobind::module_& module);

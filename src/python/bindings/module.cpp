@@ -19,6 +19,7 @@ NB_MODULE(_native, module) {
   bind_placement(module);
   bind_export(module);
   bind_receiver(module);
+  bind_bucket(module);
   bind_commit(module);
   bind_timeline(module);
   bind_control(module);

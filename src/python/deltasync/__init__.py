@@ -39,6 +39,7 @@ from ._native import version as __version__
 from ._reports import OffloadReport
 from .agent import AgentProcess
 from .async_rollout import AsyncReceiver
+from .buckets import BucketSender
 from .control import RolloutControl, RolloutEngine
 from .errors import Error
 from .layouts import layout_of
@@ -53,6 +54,7 @@ _native.init_log("deltasync", _os.environ.get("DELTASYNC_LOG", "warn"))
 __all__ = [
     "AgentProcess",
     "AsyncReceiver",
+    "BucketSender",
     "Error",
     "Lag",
     "Layout",

@@ -35,7 +35,8 @@ class Receiver:
 
     ``endpoints``: HOST:PORT of the trainer's agent, or several of them (a relay of this node first, say), of which the
     first that answers is taken; they are tried again until ``timeout``, since the agent may start later, which the log
-    says once. If that one is lost the others are tried, and the first again as soon as it is back.
+    says once. If that one is lost the others are tried, and the first again as soon as it is back. Or ``bucket:PATH``:
+    the receiver listens on that Unix socket for a trainer of this host (:class:`BucketSender`), and needs no agent.
 
     Where the version is kept, one of:
       ``module``  a torch module, whose parameters and buffers of the same names, dtypes and shapes are written in

@@ -1,0 +1,203 @@
+// Until a version begins: who connects, and what they offer.
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+
+#include "base/log.hpp"
+#include "format/wire_bucket.hpp"
+#include "net/channel.hpp"
+#include "receiver/bucket/bucket_receiver.hpp"
+#include "receiver/bucket/readable.hpp"
+
+namespace deltasync::receiver {
+namespace {
+
+constexpr auto kMessageLimit = std::chrono::seconds(5);  // from its first byte
+
+}  // namespace
+
+Status wait_readable(std::vector<pollfd>& fds, const CallContext& until, const char* what) {
+  UniqueFd wake;
+  if (until.stop().stop_possible()) {
+    wake.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake) return Error::from_errno("eventfd", errno);
+    fds.push_back({wake.get(), POLLIN, 0});
+  }
+  const auto on_stop = [fd = wake.get()] { ::eventfd_write(fd, 1); };
+  const std::stop_callback callback(until.stop(), on_stop);
+  for (;;) {
+    if (until.stop_requested()) return cancelled_while(what);
+    const auto left = until.deadline().remaining();
+    const timespec t{static_cast<std::time_t>(left.count() / 1'000'000'000),
+                     static_cast<long>(left.count() % 1'000'000'000)};
+    const int n = ::ppoll(fds.data(), fds.size(), &t, nullptr);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Error::from_errno("poll", errno);
+    if (until.stop_requested()) return cancelled_while(what);
+    if (n == 0) return Error(Errc::timed_out, what);
+    if (wake) fds.pop_back();
+    return {};
+  }
+}
+
+Result<bool> BucketReceiver::hear_one(const CallContext& until, Deadline patience) {
+  std::vector<pollfd> fds{{listener_.fd(), POLLIN, 0}};
+  for (const auto& session : sessions_) {
+    // One that has made its offer says nothing more until that is answered; but it may go.
+    fds.push_back({session->fd(), static_cast<short>(session->offer ? POLLRDHUP : POLLIN | POLLRDHUP), 0});
+  }
+  Status ready = wait_readable(fds, until.earlier(patience), "waiting for the trainer's next version");
+  if (!ready && ready.error().code() == Errc::timed_out) return false;
+  if (!ready) return std::move(ready).error();
+  for (std::size_t i = sessions_.size(); i-- > 0;) {
+    if (fds[i + 1].revents == 0) continue;
+    BucketSession& session = *sessions_[i];
+    Status heard = session.offer ? Status(Error(Errc::connection, "it has gone")) : hear_offer(session, until);
+    if (heard) continue;
+    log::info("bucket_channel drops trainer=\"{}\" why=\"{}\"", session.name(), heard.error().to_string());
+    session.refuse(heard.error());
+    sessions_.erase(sessions_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  if (fds[0].revents != 0) accept(until);
+  return true;
+}
+
+void BucketReceiver::accept(const CallContext& until) {
+  UniqueFd connection(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!connection) return;
+  auto greeting = BucketSession::greet(std::move(connection), until);
+  Status admitted = greeting ? admit(std::move(*greeting), until) : Status(std::move(greeting).error());
+  if (!admitted) log::warn("bucket_channel refuses why=\"{}\"", admitted.error().to_string());
+}
+
+/// A rank that connects again has lost what it had; ranks of another number are another trainer's, once these are gone.
+Status BucketReceiver::admit(BucketSession::Greeting greeting, const CallContext& until) {
+  BucketSession& session = *greeting.session;
+  const auto refuse = [&](Error why) -> Status {
+    session.refuse(why);
+    return why;
+  };
+  std::erase_if(sessions_, [](const auto& known) { return known->peer_closed(); });
+  if (layout_ != nullptr && greeting.layout->digest() != layout_->digest()) {
+    return refuse(Error(Errc::layout_mismatch, session.name() + " has another layout (" +
+                                                   to_string(greeting.layout->digest()) + ") than the engine (" +
+                                                   to_string(layout_->digest()) + "): make the receiver again"));
+  }
+  for (const auto& known : sessions_) {
+    if (known->rank() == session.rank()) {
+      return refuse(Error(Errc::already_exists, known->name() + " is connected already"));
+    }
+    if (greeting.ranks != ranks_) {
+      return refuse(Error(Errc::invalid_argument, session.name() + " is of " + std::to_string(greeting.ranks) +
+                                                      " ranks, " + known->name() + " of " + std::to_string(ranks_)));
+    }
+  }
+  DS_TRY(session.answer(greeting.request, until));
+  if (layout_ == nullptr) {
+    layout_ = greeting.layout;
+    sidecar_ = std::move(greeting.sidecar);
+  }
+  ranks_ = greeting.ranks;
+  sessions_.push_back(std::move(greeting.session));
+  return {};
+}
+
+Status BucketReceiver::hear_offer(BucketSession& session, const CallContext& until) {
+  DS_ASSIGN(const net::Message message, session.receive(until.earlier(Deadline::after(kMessageLimit))));
+  if (message.type() == wire::Type::error) return Error(Errc::aborted, "it has given up");
+  if (message.type() != wire::Type::bucket_begin) {
+    return Error(Errc::protocol, wire::describe(message.header) + " came where a bucket_begin was due");
+  }
+  DS_ASSIGN(wire::BucketBegin begin, wire::BucketBegin::decode(message.payload));
+  if (!begin.version.id.valid()) return Error(Errc::invalid_argument, "a version with epoch 0 cannot be committed");
+  status_->offered(begin.version);
+  session.offer = BucketSession::Offer{std::move(begin.version), message.header.request};
+  return {};
+}
+
+/// Every tensor is sent, by one rank.
+Status BucketReceiver::check_shares() const {
+  std::string missing;
+  std::size_t lacking = 0;
+  for (std::uint32_t t = 0; t < layout_->tensors().size(); ++t) {
+    const BucketSession* sends = nullptr;
+    for (const auto& session : sessions_) {
+      if (!session->share().has(t)) continue;
+      if (sends != nullptr) {
+        return Error(Errc::coverage,
+                     layout_->tensors()[t].spec.name + " is sent by " + sends->name() + " and by " + session->name());
+      }
+      sends = session.get();
+    }
+    if (sends == nullptr && ++lacking <= 8) missing += (lacking == 1 ? "" : ", ") + layout_->tensors()[t].spec.name;
+  }
+  if (lacking == 0) return {};
+  const std::string more = lacking > 8 ? " and " + std::to_string(lacking - 8) + " more" : "";
+  return Error(Errc::coverage, "no rank sends " + missing + more);
+}
+
+Status BucketReceiver::suits(const Version& version, const Want& want) const {
+  const std::string offered = "version " + to_string(version) + " is offered, ";
+  if (want.number) {
+    const bool epoch = want.epoch == 0 || want.epoch == version.id.epoch;
+    if (epoch && version.id.number == *want.number) return {};
+    const Errc code = epoch && version.id.number > *want.number ? Errc::gone : Errc::version_conflict;
+    return Error(code, offered + "number " + std::to_string(*want.number) + " is wanted");
+  }
+  if (!want.label.empty()) {
+    if (version.label == want.label) return {};
+    return Error(Errc::version_conflict, offered + "'" + want.label + "' is wanted");
+  }
+  const TargetState* const committed = target_->committed();
+  if (!want.newer || committed == nullptr || committed->version.id.epoch != version.id.epoch) return {};
+  if (version.id.number > committed->version.id.number) return {};
+  return Error(Errc::version_conflict, offered + "the engine has " + to_string(committed->version));
+}
+
+void BucketReceiver::refuse_all(const Error& why) {
+  for (const auto& session : sessions_) session->refuse(why);
+  sessions_.clear();
+}
+
+Result<std::optional<Version>> BucketReceiver::agree(const Want& want, const CallContext& until) {
+  const bool newest = !want.number && want.label.empty() && !want.newer;
+  const Deadline patience = want.wait_max ? Deadline::after(*want.wait_max) : until.deadline();
+  for (;;) {
+    const auto offers = std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return !!s->offer; });
+    const bool all = ranks_ != 0 && static_cast<std::uint32_t>(offers) == ranks_;
+    if (!all) {
+      // The newest may be the one that is held: what nobody offers now is not waited for.
+      const bool look = newest && offers == 0 && target_->committed() != nullptr;
+      DS_ASSIGN(const bool heard, hear_one(until, look ? Deadline::after({}) : patience));
+      if (!heard && look) return std::optional<Version>();
+      if (!heard) {
+        return Error(Errc::timed_out, "the trainer has not begun the version: " + std::to_string(offers) + " of " +
+                                          std::to_string(ranks_) + " ranks offer one");
+      }
+      continue;
+    }
+    const Version version = sessions_.front()->offer->version;
+    Status agreed = check_shares();
+    for (const auto& session : sessions_) {
+      if (agreed && session->offer->version.id != version.id) {
+        agreed = Error(Errc::version_conflict, sessions_.front()->name() + " offers " + to_string(version) + ", " +
+                                                   session->name() + " " + to_string(session->offer->version));
+      }
+    }
+    if (!agreed) {
+      refuse_all(agreed.error());
+      return std::move(agreed).error();
+    }
+    Status suitable = suits(version, want);
+    if (suitable) return std::optional<Version>(version);
+    if (suitable.error().code() == Errc::gone) return std::move(suitable).error();
+    log::warn("bucket_channel refuses why=\"{}\"", suitable.error().to_string());
+    refuse_all(suitable.error());
+  }
+}
+
+}  // namespace deltasync::receiver
