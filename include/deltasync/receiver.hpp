@@ -102,7 +102,7 @@ struct Want {
   /// of the layout, of their shapes and dtypes: else Errc::layout_mismatch names what is missing, unexpected or
   /// different, and nothing has been touched. Afterwards the version is one of kDirectoryEpoch, with the path as its
   /// label, and the next pull from the agent is a full one. Errc::unsupported: the target keeps directories or hands
-  /// versions on, or the trainer nodes hold parts.
+  /// versions on, the trainer nodes hold parts, or the receiver is at a bucket channel.
   std::filesystem::path directory = {};
   /// How long to wait until the agent has it, the time without an agent included; then Errc::timed_out, which is no
   /// failure. An agent that has been asked is heard out, for five seconds or so. Nothing: until the call's deadline,
@@ -119,7 +119,8 @@ struct PullReport {
   Version version;                   ///< delivered, never merely requested
   Digest128 root;                    ///< of the subscribed tiles' digests at that version
   std::uint64_t wire_bytes = 0;      ///< received over all connections in this pull, headers and handshakes counted
-  std::uint64_t local_bytes = 0;     ///< of tiles: copied out of the agent's memory (ReceiverOptions::local)
+  /// Of tiles: copied out of the agent's memory (ReceiverOptions::local), or out of a trainer's buckets ("bucket:PATH").
+  std::uint64_t local_bytes = 0;
   std::uint64_t full_bytes = 0;      ///< of the subscribed tensors and tiles, for comparison
   std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data
   std::uint64_t tiles = 0;           ///< received

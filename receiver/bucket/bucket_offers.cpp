@@ -107,7 +107,10 @@ Status BucketReceiver::admit(BucketSession::Greeting greeting, const CallContext
 }
 
 Status BucketReceiver::hear_offer(BucketSession& session, const CallContext& until) {
-  DS_ASSIGN(const net::Message message, session.receive(until.earlier(Deadline::after(kMessageLimit))));
+  session.stop_on(until.stop());
+  auto heard = session.receive(until.earlier(Deadline::after(kMessageLimit)));
+  session.stop_on({});
+  DS_ASSIGN(const net::Message message, std::move(heard));
   if (message.type() == wire::Type::error) return Error(Errc::aborted, "it has given up");
   if (message.type() != wire::Type::bucket_begin) {
     return Error(Errc::protocol, wire::describe(message.header) + " came where a bucket_begin was due");

@@ -60,7 +60,9 @@ Result<BucketSession::Greeting> BucketSession::greet(UniqueFd connection, const 
   DS_TRY(net::check_peer_user(connection.get(), "the trainer", "this engine"));
   net::MessageSocket socket(std::move(connection));
   socket.accept_files();
+  socket.stop_on(until.stop());
   auto heard = hear(socket, until.deadline().earlier(Deadline::after(kHelloLimit)));
+  socket.stop_on({});
   if (!heard) {
     say(socket, heard.error());
     return std::move(heard).error();
@@ -81,11 +83,16 @@ Result<net::Message> BucketSession::receive(const CallContext& until) {
 }
 
 Status BucketSession::answer(std::uint64_t request, const CallContext& until) {
-  return socket_.send(wire::Type::end, request, {}, until.deadline());
+  Status sent = socket_.send(wire::Type::end, request, {}, until.deadline());
+  if (!sent && socket_.last_words()) return given_up(*socket_.last_words());
+  return sent;
+}
+
+Error BucketSession::given_up(const Error& said) {
+  return {Errc::aborted, "the trainer gave it up: " + said.message()};
 }
 
 void BucketSession::refuse(const Error& why) noexcept {
-  socket_.stop_on({});
   say(socket_, why);
   socket_.close();
 }

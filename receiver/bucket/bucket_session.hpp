@@ -38,6 +38,8 @@ class BucketSession {
   void stop_on(const std::stop_token& stop) { socket_.stop_on(stop); }
   Result<net::Message> receive(const CallContext& until);
   Status answer(std::uint64_t request, const CallContext& until);
+  /// What a version ends with whose trainer says an error.
+  static Error given_up(const Error& said);
   /// Tells the trainer why, and closes.
   void refuse(const Error& why) noexcept;
 

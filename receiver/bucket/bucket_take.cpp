@@ -65,9 +65,7 @@ Status BucketReceiver::take_chunk(BucketSession& session, const net::Message& me
     }
     return {};
   };
-  const auto start = std::chrono::steady_clock::now();
   DS_TRY(run_all(pool_, (placed.size() + kTilesPerItem - 1) / kTilesPerItem, until, "taking a bucket", put_some));
-  prepared.report.verify_s += seconds_since(start);
   prepared.report.tiles += placed.size();
   return session.answer(message.header.request, until);
 }
@@ -84,7 +82,7 @@ Status BucketReceiver::take_message(BucketSession& session, Prepared& prepared, 
     }
     case wire::Type::error: {
       DS_ASSIGN(const wire::ErrorMessage said, wire::ErrorMessage::decode(message.payload));
-      return Error(Errc::aborted, "the trainer gave it up: " + said.message);
+      return BucketSession::given_up(Error(said.code, said.message));
     }
     default: break;
   }

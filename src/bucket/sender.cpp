@@ -100,6 +100,7 @@ Status Sender::await(std::uint64_t request, const CallContext& until) {
 }
 
 Error Sender::failed(Error why) {
+  if (socket_.last_words()) why = *socket_.last_words();  // rather than that the engine has closed
   socket_.close();
   begun_ = false;
   unanswered_ = 0;
@@ -127,6 +128,7 @@ Status Sender::begin(const Version& version, const CallContext& until) {
 /// The chunk goes out before the answer to the one before it is awaited: so the engine copies while the next is filled,
 /// and the half that is written next is free.
 Status Sender::issue(const CallContext& until) {
+  socket_.stop_on(until.stop());
   const ByteSpan half = memory_->half(outgoing_.half());
   const trace::Span span("bucket_issue", {{"tensors", outgoing_.pieces().size()}});
   std::vector<std::uint64_t> digests;
@@ -141,7 +143,6 @@ Status Sender::issue(const CallContext& until) {
 Result<Sender::Room> Sender::room(std::uint32_t tensor, const CallContext& until) {
   DS_TRY(check_begun());
   DS_TRY(until.check("filling a bucket"));
-  socket_.stop_on(until.stop());
   DS_ASSIGN(std::optional<Piece> piece, outgoing_.next(tensor));
   if (!piece) {
     DS_TRY(issue(until));
@@ -186,7 +187,6 @@ Status Sender::finish(const CallContext& until) {
 
 void Sender::abort(const Error& why) noexcept {
   if (begun_) {
-    socket_.stop_on({});
     static_cast<void>(
         socket_.send(++request_, wire::ErrorMessage{why.code(), why.message()}, Deadline::after(kGoodbyeLimit)));
   }

@@ -219,6 +219,7 @@ MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
   bytes_received_ = other.bytes_received_;
   waited_ = other.waited_;
   skip_wait_ = other.skip_wait_;
+  last_words_ = std::move(other.last_words_);
   file_ = std::move(other.file_);
   return *this;
 }
@@ -294,6 +295,17 @@ Error MessageSocket::broken(Error error) {
   return error;
 }
 
+/// They may lie still on this side of the connection.
+void MessageSocket::hear_last_words() {
+  for (;;) {
+    const auto said = recv(wire::kControlBytesMax, Deadline::after({}));
+    if (!said) return;
+    if (said->type() != wire::Type::error) continue;
+    if (auto why = wire::ErrorMessage::decode(said->payload)) last_words_ = Error(why->code, why->message);
+    return;
+  }
+}
+
 Status MessageSocket::send(wire::Type type, std::uint64_t request, ByteSpan payload, Deadline deadline) {
   return send_parts(type, request, payload, -1, deadline);
 }
@@ -320,7 +332,10 @@ Status MessageSocket::send_parts(wire::Type type, std::uint64_t request, ByteSpa
       if (!part.empty()) pieces[used++] = {const_cast<std::byte*>(part.data()), part.size()};
     }
     auto tried = file < 0 ? channel_->send({pieces, used}) : try_with_file(fd_.get(), parts[0], file);
-    if (!tried) return broken(std::move(tried).error());
+    if (!tried) {
+      if (tried.error().code() == Errc::connection) hear_last_words();
+      return broken(std::move(tried).error());
+    }
     if (tried->came != Tried::Came::moved) {
       if (auto ready = wait_as(tried->came, deadline, "the peer does not read"); !ready) {
         return broken(std::move(ready).error());

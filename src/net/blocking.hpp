@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -88,6 +89,8 @@ class MessageSocket {
   /// From now on what comes counts for the peer's pulse, and who waits for a word of a peer that is gone by that fails
   /// with `timed_out`. One of several connections.
   void follow(std::shared_ptr<Pulse> pulse) { pulse_ = std::move(pulse); }
+  /// The `error` that the peer said before it closed, if that was found out by a send, which fails with `connection`.
+  const std::optional<Error>& last_words() const noexcept { return last_words_; }
   /// Closes; returns the error, or `cancelled` in its place if it is only what the stop made of the connection.
   Error broken(Error error);
 
@@ -137,6 +140,7 @@ class MessageSocket {
 
  private:
   Status send_parts(wire::Type type, std::uint64_t request, ByteSpan payload, int file, Deadline deadline);
+  void hear_last_words();
   Status recv_exact(MutByteSpan to, bool at_message_start, Deadline deadline);
   /// All that the message wants now.
   Status feed(wire::MessageParser& message, bool at_message_start, Deadline deadline);
@@ -155,6 +159,7 @@ class MessageSocket {
   std::uint64_t bytes_received_ = 0;
   std::chrono::nanoseconds waited_{0};
   bool skip_wait_ = false;
+  std::optional<Error> last_words_;
 };
 
 }  // namespace deltasync::net

@@ -101,7 +101,10 @@ class BucketChannel : public ::testing::Test {
   }
   /// Sends what `half` has of the sender's tensors.
   static Status send(bucket::Sender& sender, const std::vector<std::byte>& half, std::uint64_t number) {
-    DS_TRY(sender.begin(version_of(number), soon()));
+    return send(sender, half, version_of(number));
+  }
+  static Status send(bucket::Sender& sender, const std::vector<std::byte>& half, const Version& version) {
+    DS_TRY(sender.begin(version, soon()));
     const auto tensors = sender.layout().tensors();
     for (std::uint32_t t = 0; t < tensors.size(); ++t) {
       if (!sender.share().has(t)) continue;

@@ -4,75 +4,12 @@
 #include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
 
-#include "delta/delta.hpp"
-#include "format/packed_layout.hpp"
-#include "format/wire_bucket.hpp"
-#include "tests/bucket/channel_fixture.hpp"
+#include "tests/bucket/raw_peers.hpp"
 
 namespace deltasync::test {
 namespace {
 
 using testing::HasSubstr;
-
-/// Says what the test has it say.
-class RawTrainer {
- public:
-  explicit RawTrainer(const LayoutPtr& layout) : layout_(layout) {
-    hello.half_bytes = kBucketBytes;
-    hello.name = "raw";
-    hello.tensors = {{0, layout->tensors().size()}};
-    hello.layout = wire::pack_layout(layout->encode(), {}).value();
-    memory = bucket::make_host_buckets(kBucketBytes).value();
-  }
-  /// What the engine answers to the hello with this descriptor.
-  Status connect(const std::string& path, int descriptor) {
-    const Deadline end = soon().deadline();
-    for (;;) {
-      auto fd = net::connect_unix(path, end);
-      if (!fd && fd.error().code() == Errc::connection) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        continue;
-      }
-      if (!fd) return std::move(fd).error();
-      socket = net::MessageSocket(std::move(*fd));
-      break;
-    }
-    if (descriptor < 0) {
-      DS_TRY(socket.send(1, hello, end));
-    } else {
-      DS_TRY(socket.send_with_file(wire::Type::bucket_hello, 1, hello.encode(), descriptor, end));
-    }
-    return heard(1);
-  }
-  Status connect(const std::string& path) { return connect(path, memory->descriptor()); }
-  Status heard(std::uint64_t of) {
-    auto answer = socket.recv_answer(of, wire::Type::end, soon().deadline());
-    return answer ? Status() : Status(std::move(answer).error());
-  }
-  template <class M>
-  Status say(const M& message) {
-    DS_TRY(socket.send(++request, message, soon().deadline()));
-    return heard(request);
-  }
-  /// Tensor 0 with its bytes, in half 0.
-  wire::BucketChunk first_chunk(const std::vector<std::byte>& half) const {
-    const Tensor& tensor = layout_->tensors()[0];
-    std::copy_n(half.data() + tensor.offset, tensor.bytes, memory->room(0).data());
-    wire::BucketChunk chunk{0, {{0, 0, 0}}, {}};
-    for (std::uint64_t t = 0; t < tensor.tile_count; ++t) {
-      chunk.digests.push_back(delta::tile_digest(*layout_, half, tensor.first_tile + t));
-    }
-    return chunk;
-  }
-
-  wire::BucketHello hello;
-  std::unique_ptr<bucket::BucketMemory> memory;
-  net::MessageSocket socket;
-  std::uint64_t request = 1;
-
- private:
-  const LayoutPtr layout_;
-};
 
 class BadTrainers : public BucketChannel {
  protected:
@@ -151,6 +88,30 @@ TEST_F(BadTrainers, AShortDescriptorIsAnErrorAndNoSigbus) {
 }
 TEST_F(BadTrainers, AnotherSizeThanTheDescriptors) {
   EXPECT_THAT(refused_hello([](RawTrainer& raw) { raw.hello.half_bytes *= 2; }), HasSubstr("corrupt: buckets: "));
+}
+
+/// Nobody has to wait for who offers what cannot be.
+TEST_F(BadTrainers, OffersThatCannotBe) {
+  std::vector<Status> said;
+  std::thread trainer([&] {
+    const auto once = [&](const auto& message) {
+      RawTrainer raw(model_.layout);
+      EXPECT_TRUE(raw.connect(path()).ok());
+      said.push_back(raw.say(message));
+    };
+    once(wire::BucketBegin{{{0, 2}, ""}});
+    once(wire::BucketFinish{});
+    once(wire::ErrorMessage{Errc::no_space, "no room"});
+    auto sender = open();
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    EXPECT_TRUE(send(**sender, model_.half, 2).ok());
+  });
+  EXPECT_TRUE(take(*receiver_, 2).ok());
+  trainer.join();
+  ASSERT_EQ(said.size(), 3u);
+  EXPECT_THAT(said[0].error().to_string(), HasSubstr("invalid_argument: a version with epoch 0"));
+  EXPECT_THAT(said[1].error().to_string(), HasSubstr("came where a bucket_begin was due"));
+  EXPECT_THAT(said[2].error().to_string(), HasSubstr("aborted: it has given up"));
 }
 
 TEST_F(BadTrainers, BytesThatAreNotThoseOfTheDigestNameTheTile) {

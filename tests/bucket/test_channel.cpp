@@ -1,11 +1,7 @@
 // Trainer processes and an engine's process over a bucket channel.
 #include <gmock/gmock-matchers.h>
-#include <poll.h>
-#include <sys/socket.h>
 
-#include "format/wire_bucket.hpp"
-#include "net/unix_listener.hpp"
-#include "tests/bucket/channel_fixture.hpp"
+#include "tests/bucket/raw_peers.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -97,54 +93,41 @@ TEST_F(BucketChannel, RanksThatLeaveATensorOutOrSendItTwiceAreRefusedByItsName) 
 
 /// The order, shown by what an engine that does not answer sees.
 TEST_F(BucketChannel, AChunkIsIssuedBeforeTheAnswerToTheOneBeforeIsAwaited) {
-  const UniqueFd listener = net::listen_unix(path()).value();
+  RawEngine engine(path());
   std::thread trainer([&] {
     auto sender = open();
     ASSERT_TRUE(sender.ok()) << sender.error().message();
     const Status sent = send(**sender, model_.half, 1);
     EXPECT_TRUE(sent.ok()) << sent.error().message();
   });
-  UniqueFd fd;
-  for (pollfd look{listener.get(), POLLIN, 0}; !fd; ::poll(&look, 1, 1000)) {
-    fd.reset(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  }
-  net::MessageSocket engine(std::move(fd));
-  engine.accept_files();
-  const Deadline end = soon().deadline();
-  const auto next = [&] { return engine.recv(wire::kLayoutBytesMax, end).value(); };
-  const auto answer = [&](const net::Message& message) {
-    ASSERT_TRUE(engine.send(wire::Type::end, message.header.request, {}, end).ok());
-  };
-  answer(next());
-  const auto memory = bucket::open_host_buckets(engine.take_file(), kBucketBytes).value();
-  answer(next());
-  net::Message unanswered = next();
+  engine.accept();
+  engine.answer(engine.next());
+  const auto memory = bucket::open_host_buckets(engine.socket.take_file(), kBucketBytes).value();
+  engine.answer(engine.next());
+  net::Message unanswered = engine.next();
   ASSERT_EQ(unanswered.type(), wire::Type::bucket_chunk);
   int pairs = 0;
-  for (;;) {
+  std::uint64_t tiles = wire::BucketChunk::decode(unanswered.payload).value().digests.size();
+  while (tiles < model_.layout->tile_count()) {
     // The next one is here although this one has no answer; and its half is as it was, since that is what it has.
-    net::Message message = next();
+    net::Message message = engine.next();
+    ASSERT_EQ(message.type(), wire::Type::bucket_chunk);
+    ++pairs;
     const auto half = wire::BucketChunk::decode(unanswered.payload).value().half;
-    if (message.type() == wire::Type::bucket_chunk) {
-      ++pairs;
-      EXPECT_NE(wire::BucketChunk::decode(message.payload).value().half, half);
-      const std::vector<std::byte> before(memory->half(half).begin(), memory->half(half).end());
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // for who would not wait
-      EXPECT_TRUE(std::equal(before.begin(), before.end(), memory->half(half).begin()));
-      pollfd look{engine.fd(), POLLIN, 0};
-      EXPECT_EQ(::poll(&look, 1, 0), 0) << "a third one, while two have no answer";
-      answer(unanswered);
-      unanswered = std::move(message);
-      pollfd last{engine.fd(), POLLIN, 0};
-      if (::poll(&last, 1, 500) == 0) {  // the trainer has no more, and waits for this one
-        answer(unanswered);
-        unanswered = next();
-        ASSERT_EQ(unanswered.type(), wire::Type::bucket_finish);
-        answer(unanswered);
-        break;
-      }
-    }
+    const wire::BucketChunk chunk = wire::BucketChunk::decode(message.payload).value();
+    EXPECT_NE(chunk.half, half);
+    tiles += chunk.digests.size();
+    const std::vector<std::byte> before(memory->half(half).begin(), memory->half(half).end());
+    EXPECT_FALSE(engine.speaks(std::chrono::milliseconds(20))) << "a third one, while two have no answer";
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), memory->half(half).begin()));
+    engine.answer(unanswered);
+    unanswered = std::move(message);
   }
+  EXPECT_FALSE(engine.speaks(std::chrono::milliseconds(20))) << "the end, before all chunks have their answer";
+  engine.answer(unanswered);
+  unanswered = engine.next();
+  ASSERT_EQ(unanswered.type(), wire::Type::bucket_finish);
+  engine.answer(unanswered);
   EXPECT_GE(pairs, 3);
   trainer.join();
 }
@@ -264,45 +247,54 @@ TEST_F(BucketChannel, AVersionThatIsNotWantedIsRefusedAndTheWantedOneTaken) {
   EXPECT_EQ((*none)->report().version, version_of(9));
 }
 
-TEST_F(BucketChannel, AForkedChildTakesNothingAway) {
-  std::unique_ptr<bucket::Sender> sender;
-  std::thread trainer([&] {
-    sender = open().value();
-    EXPECT_TRUE(send(*sender, model_.half, 1).ok());
-  });
-  auto receiver = connect();
-  ASSERT_TRUE(take(**receiver, 1).ok());
-  trainer.join();
-  Child child([&] {
-    sender.reset();
-    receiver->reset();
-    return 0;
-  });
-  EXPECT_EQ(child.wait(), 0);
-  EXPECT_TRUE(std::filesystem::exists(path()));
-  std::thread again([&] { EXPECT_TRUE(send(*sender, model_.half, 2).ok()); });
-  EXPECT_TRUE(take(**receiver, 2).ok());
-  again.join();
-  receiver->reset();
-  EXPECT_FALSE(std::filesystem::exists(path()));
-}
-
-TEST_F(BucketChannel, WaitsEndWithAStop) {
-  std::stop_source stop;
+TEST_F(BucketChannel, WhatWasNotPutIsNamedOnBothSides) {
+  const auto tensors = model_.layout->tensors();
+  const std::string missing =
+      "1 of " + std::to_string(tensors.size()) + " tensors have not come: " + tensors[2].spec.name;
   std::thread trainer([&] {
     auto sender = open();
-    ASSERT_TRUE(sender.ok());
-    const Status sent = send(**sender, model_.half, 1);
-    EXPECT_TRUE(sent.ok()) << sent.error().message();
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    ASSERT_TRUE((*sender)->begin(version_of(1), soon()).ok());
+    for (std::uint32_t t = 0; t < tensors.size(); ++t) {
+      if (t == 2) continue;
+      EXPECT_TRUE((*sender)->put(t, ByteSpan(model_.half).subspan(tensors[t].offset, tensors[t].bytes), soon()).ok());
+    }
+    EXPECT_EQ((*sender)->finish(soon()).error().to_string(), "coverage: " + missing) << "without asking the engine";
   });
   const auto receiver = connect();
-  ASSERT_TRUE(take(**receiver, 1).ok());
+  const Status taken = take(**receiver, 1);
   trainer.join();
-  std::thread stops([&] { stop.request_stop(); });
-  const auto pulled = (*receiver)->pull({.number = 2}, CallOptions::within(std::chrono::seconds(60), stop.get_token()));
-  stops.join();
-  ASSERT_FALSE(pulled.ok());
-  EXPECT_EQ(pulled.error().code(), Errc::cancelled);
+  ASSERT_FALSE(taken.ok());
+  EXPECT_EQ(taken.error().code(), Errc::aborted);
+  EXPECT_THAT(taken.error().message(), HasSubstr("the trainer gave it up: " + missing));
+  EXPECT_EQ((*receiver)->pull({.directory = dir_.path()}, in_a_minute()).error().code(), Errc::unsupported);
+}
+
+TEST_F(BucketChannel, WhyAnEngineGaveAVersionUpIsWhatItsTrainerHears) {
+  RawEngine engine(path());
+  std::thread gives_up([&] {
+    engine.accept();
+    engine.answer(engine.next());
+    engine.answer(engine.next());
+    EXPECT_EQ(engine.next().type(), wire::Type::bucket_chunk);
+    EXPECT_TRUE(engine.socket.send(0, wire::ErrorMessage{Errc::corrupt, "a tile is wrong"}, soon().deadline()).ok());
+    engine.socket.close();
+  });
+  auto sender = open();
+  ASSERT_TRUE(sender.ok()) << sender.error().message();
+  ASSERT_TRUE((*sender)->begin(version_of(1), soon()).ok());
+  Status put;
+  for (std::uint32_t t = 0; t < model_.layout->tensors().size() && put.ok(); ++t) {
+    for (bool last = false; !last && put.ok();) {
+      const bool issues = !(*sender)->fits(t);
+      const auto room = (*sender)->room(t, soon());
+      if (!room) put = room.error();
+      if (issues && gives_up.joinable()) gives_up.join();
+      last = room.ok() && room->last;
+    }
+  }
+  ASSERT_FALSE(put.ok());
+  EXPECT_EQ(put.error().to_string(), "corrupt: a tile is wrong") << "and not that it has closed";
 }
 
 TEST_F(BucketChannel, WithoutATrainerOrAnEngineCallsEndAtTheirDeadline) {

@@ -146,6 +146,16 @@ TEST_F(BlockingTest, AnErrorAnswerIsThatError) {
   EXPECT_EQ(answer.error().message(), "v3 is past");
 }
 
+TEST_F(BlockingTest, WhatThePeerSaidLastIsKnownToWhoFindsItClosed) {
+  EXPECT_FALSE(b_.last_words().has_value());
+  ASSERT_TRUE(a_.send(wire::Type::end, 1, {}, soon()));
+  ASSERT_TRUE(a_.send(0, wire::ErrorMessage{Errc::coverage, "a tensor is missing"}, soon()));
+  a_.close();
+  EXPECT_EQ(b_.send(wire::Type::end, 2, {}, soon()).error().code(), Errc::connection);
+  ASSERT_TRUE(b_.last_words().has_value());
+  EXPECT_EQ(b_.last_words()->to_string(), "coverage: a tensor is missing");
+}
+
 TEST_F(BlockingTest, AnswerOfAnotherTypeOrRequest) {
   ASSERT_TRUE(a_.send(wire::Type::end, 6, {}, soon()));
   const auto answer = b_.recv_answer(5, wire::Type::plan_reply, soon());

@@ -1,0 +1,253 @@
+// Who may be a rank of a channel, which version all ranks mean, and who comes again after having gone.
+#include <gmock/gmock-matchers.h>
+
+#include "tests/bucket/raw_peers.hpp"
+
+namespace deltasync::test {
+namespace {
+
+using testing::HasSubstr;
+
+class BucketOffers : public BucketChannel {
+ protected:
+  std::uint64_t count() const { return model_.layout->tensors().size(); }
+  /// One of two ranks: the first three tensors, or the others.
+  bucket::SenderOptions one_of_two(std::uint32_t rank) const {
+    std::vector<wire::TileRange> tensors{{0, 3}};
+    if (rank == 1) tensors = {{3, count()}};
+    return {.rank = rank, .ranks = 2, .tensors = std::move(tensors)};
+  }
+};
+
+TEST_F(BucketOffers, RanksThatMeanDifferentVersionsAreAllToldAndTheNextOneWorks) {
+  std::vector<std::thread> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto sender = open(one_of_two(rank));
+      ASSERT_TRUE(sender.ok()) << sender.error().message();
+      const Status apart = (*sender)->begin(version_of(1 + rank), soon());
+      ASSERT_FALSE(apart.ok());
+      EXPECT_EQ(apart.error().code(), Errc::version_conflict) << apart.error().message();
+      EXPECT_TRUE(send(**sender, model_.half, 3).ok());
+    });
+  }
+  const auto receiver = connect();
+  const Status apart = take(**receiver, 1);
+  ASSERT_FALSE(apart.ok());
+  EXPECT_EQ(apart.error().code(), Errc::version_conflict);
+  EXPECT_THAT(apart.error().message(), HasSubstr(") offers "));
+  EXPECT_TRUE(take(**receiver, 3).ok());
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_TRUE(has(**receiver, model_.half));
+}
+
+TEST_F(BucketOffers, ARankIsConnectedOnce) {
+  std::thread trainer([&] {
+    auto first = open();
+    ASSERT_TRUE(first.ok()) << first.error().message();
+    const auto second = open();
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.error().code(), Errc::already_exists);
+    EXPECT_THAT(second.error().message(), HasSubstr("rank 0 (trainer) is connected already"));
+    EXPECT_TRUE(send(**first, model_.half, 1).ok());
+  });
+  const auto receiver = connect();
+  EXPECT_TRUE(take(**receiver, 1).ok());
+  trainer.join();
+}
+
+TEST_F(BucketOffers, RanksOfAnotherNumberAreAnotherTrainersOnceTheseAreGone) {
+  std::thread trainer([&] {
+    auto first = open(one_of_two(0));
+    ASSERT_TRUE(first.ok()) << first.error().message();
+    const auto other = open({.rank = 1, .ranks = 3});
+    ASSERT_FALSE(other.ok());
+    EXPECT_EQ(other.error().code(), Errc::invalid_argument);
+    EXPECT_THAT(other.error().message(), HasSubstr("rank 1 (trainer) is of 3 ranks, rank 0 (trainer) of 2"));
+    first->reset();
+    auto alone = open();
+    ASSERT_TRUE(alone.ok()) << alone.error().message();
+    EXPECT_TRUE(send(**alone, model_.half, 1).ok());
+  });
+  const auto receiver = connect();
+  EXPECT_TRUE(take(**receiver, 1).ok());
+  trainer.join();
+}
+
+TEST_F(BucketOffers, AnOfferIsGoneWithItsRank) {
+  std::thread trainers([&] {
+    RawTrainer gone(model_.layout);
+    gone.hello.ranks = 2;
+    gone.hello.tensors = {{0, 3}};
+    ASSERT_TRUE(gone.connect(path()).ok());
+    auto second = open(one_of_two(1));
+    ASSERT_TRUE(second.ok()) << second.error().message();
+    EXPECT_TRUE(gone.socket.send(2, wire::BucketBegin{version_of(1)}, soon().deadline()).ok());
+    gone.socket.close();
+    std::thread waits([&] { EXPECT_TRUE(send(**second, model_.half, 1).ok()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // its offer is heard by now
+    auto first = open(one_of_two(0));
+    EXPECT_TRUE(first.ok() && send(**first, model_.half, 1).ok());
+    waits.join();
+  });
+  const auto receiver = connect();
+  const Status taken = take(**receiver, 1);
+  EXPECT_TRUE(taken.ok()) << taken.error().message();
+  trainers.join();
+  EXPECT_TRUE(has(**receiver, model_.half));
+}
+
+TEST_F(BucketOffers, ARankThatComesAgainWhileTheOneBeforeGoesIsNotInItsOwnWay) {
+  std::thread trainer([&] {
+    RawTrainer before(model_.layout);
+    ASSERT_TRUE(before.connect(path()).ok());
+    RawTrainer again(model_.layout);
+    ASSERT_TRUE(again.reach(path()).ok());
+    const Status welcome = again.greet_around([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the engine hears the hello by now
+      before.socket.close();
+    });
+    EXPECT_TRUE(welcome.ok()) << welcome.error().message();
+    again.socket.close();
+    auto sender = open();
+    EXPECT_TRUE(sender.ok() && send(**sender, model_.half, 1).ok());
+  });
+  const auto receiver = connect();
+  EXPECT_TRUE(take(**receiver, 1).ok());
+  trainer.join();
+}
+
+TEST_F(BucketOffers, WhatIsNotWantedIsRefusedAndWhatIsWantedTaken) {
+  const auto of_epoch = [](std::uint64_t epoch, std::uint64_t number) { return Version{{epoch, number}, ""}; };
+  std::unique_ptr<Receiver> receiver;
+  // What the first offer is told, and the second one is taken.
+  const auto told = [&](const Version& first, const Want& want, const Version& second) {
+    std::string said;
+    std::thread trainer([&] {
+      auto sender = open();
+      ASSERT_TRUE(sender.ok()) << sender.error().message();
+      const Status begun = (*sender)->begin(first, soon());
+      said = begun.ok() ? "begun" : begun.error().to_string();
+      (*sender)->abort(Error(Errc::aborted, "it was a question"));
+      EXPECT_TRUE(send(**sender, model_.half, second).ok());
+    });
+    if (receiver == nullptr) receiver = connect().value();
+    const auto staged = receiver->pull(want, in_a_minute());
+    trainer.join();
+    EXPECT_TRUE(staged.ok() && (*staged)->commit(in_a_minute()).ok());
+    EXPECT_EQ(receiver->current(), second);
+    return said;
+  };
+  EXPECT_THAT(told(version_of(2), {.number = 3}, version_of(3)), HasSubstr("is offered, number 3 is wanted"));
+  EXPECT_THAT(told(version_of(3), {.newer = true}, version_of(4)), HasSubstr("version_conflict: "));
+  EXPECT_THAT(told(version_of(2), {.newer = true}, version_of(5)), HasSubstr("is offered, the engine has "));
+  EXPECT_THAT(told(version_of(7), {.label = "step_6"}, version_of(6)), HasSubstr("is offered, 'step_6' is wanted"));
+  EXPECT_THAT(told(version_of(9), {.number = 9, .epoch = 80}, of_epoch(80, 9)), HasSubstr("number 9 is wanted"));
+  EXPECT_THAT(told(version_of(10), {.number = 2, .epoch = 81}, of_epoch(81, 2)), HasSubstr("number 2 is wanted"));
+}
+
+TEST_F(BucketOffers, TheNewestIsWaitedForOnceOneRankOffersIt) {
+  Signal go;
+  std::vector<std::thread> ranks;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto sender = open(one_of_two(rank));
+      ASSERT_TRUE(sender.ok()) << sender.error().message();
+      EXPECT_TRUE(send(**sender, model_.half, 1).ok());
+      if (rank == 1) {
+        go.wait();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the engine waits by now
+      }
+      EXPECT_TRUE(send(**sender, model_.half, 2).ok());
+    });
+  }
+  const auto receiver = connect();
+  EXPECT_TRUE(take(**receiver, 1).ok());
+  while ((*receiver)->lag().newest->id.number != 2) {
+    const auto early = (*receiver)->pull({.newer = true, .wait_max = std::chrono::milliseconds(20)}, in_a_minute());
+    ASSERT_FALSE(early.ok());
+    EXPECT_EQ(early.error().code(), Errc::timed_out);
+  }
+  go.give();
+  const auto newest = (*receiver)->pull({}, in_a_minute());
+  ASSERT_TRUE(newest.ok()) << newest.error().message();
+  EXPECT_EQ((*newest)->report().version, version_of(2));
+  EXPECT_TRUE((*newest)->commit(in_a_minute()).ok());
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST_F(BucketOffers, AnotherEpochsVersionIsNewerWhateverItsNumber) {
+  std::thread trainer([&] {
+    auto sender = open();
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    EXPECT_TRUE(send(**sender, model_.half, 5).ok());
+    EXPECT_TRUE(send(**sender, model_.half, Version{{kEpoch + 1, 1}, ""}).ok());
+  });
+  const auto receiver = connect();
+  for (int i = 0; i < 2; ++i) {
+    const auto staged = (*receiver)->pull({.newer = true}, in_a_minute());
+    EXPECT_TRUE(staged.ok() && (*staged)->commit(in_a_minute()).ok());
+  }
+  trainer.join();
+  EXPECT_EQ((*receiver)->current()->id.number, 1u);
+}
+
+TEST_F(BucketOffers, AnEngineThatEndedInPeaceIsFoundAgainByTheSameSender) {
+  std::unique_ptr<bucket::Sender> sender;
+  for (std::uint64_t v = 1; v < 4; ++v) {
+    std::thread engine([&] {
+      const auto receiver = connect();
+      ASSERT_TRUE(receiver.ok()) << receiver.error().message();
+      EXPECT_TRUE(take(**receiver, v).ok());
+      EXPECT_TRUE(has(**receiver, model_.half));
+    });
+    if (sender == nullptr) sender = open().value();
+    const Status sent = send(*sender, model_.half, v);
+    EXPECT_TRUE(sent.ok()) << sent.error().message();
+    engine.join();
+  }
+}
+
+/// What the engine knows of the version that failed is no beginning for the next.
+TEST_F(BucketOffers, AVersionThatFailedIsFollowedByAnotherConnection) {
+  RawEngine engine(path());
+  std::thread trainer([&] {
+    auto sender = open();
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    const Status late = (*sender)->begin(version_of(1), Deadline::after(std::chrono::milliseconds(50)));
+    ASSERT_FALSE(late.ok());
+    EXPECT_EQ(late.error().code(), Errc::timed_out);
+    EXPECT_TRUE((*sender)->begin(version_of(1), soon()).ok());
+  });
+  engine.accept();
+  engine.answer(engine.next());
+  EXPECT_EQ(engine.next().type(), wire::Type::bucket_begin);
+  const auto more = engine.socket.recv(wire::kLayoutBytesMax, soon().deadline());
+  EXPECT_FALSE(more.ok()) << wire::to_string(more->type());
+  engine.accept();
+  engine.answer(engine.next());
+  const net::Message begin = engine.next();
+  EXPECT_EQ(begin.type(), wire::Type::bucket_begin);
+  engine.answer(begin);
+  trainer.join();
+}
+
+/// Whoever removed the first one's socket has given the path to the second one.
+TEST_F(BucketOffers, AnEngineThatEndsLeavesAnothersSocket) {
+  const auto listens = [&] {
+    std::thread meets([&] { EXPECT_TRUE(open().ok()); });
+    auto receiver = connect();
+    meets.join();
+    return receiver;
+  };
+  auto first = listens();
+  ASSERT_TRUE(first.ok()) << first.error().message();
+  std::filesystem::remove(path());
+  const auto second = listens();
+  ASSERT_TRUE(second.ok()) << second.error().message();
+  first->reset();
+  EXPECT_TRUE(std::filesystem::exists(path()));
+}
+
+}  // namespace
+}  // namespace deltasync::test
