@@ -116,10 +116,11 @@ std::string_view to_string(PullMode mode) noexcept;
 /// What a pull did. Times in seconds.
 struct PullReport {
   PullMode mode = PullMode::up_to_date;
-  Version version;                   ///< delivered, never merely requested
-  Digest128 root;                    ///< of the subscribed tiles' digests at that version
-  std::uint64_t wire_bytes = 0;      ///< received over all connections in this pull, headers and handshakes counted
-  /// Of tiles: copied out of the agent's memory (ReceiverOptions::local), or out of a trainer's buckets ("bucket:PATH").
+  Version version;               ///< delivered, never merely requested
+  Digest128 root;                ///< of the subscribed tiles' digests at that version
+  std::uint64_t wire_bytes = 0;  ///< received over all connections in this pull, headers and handshakes counted
+  /// Of tiles: copied out of the agent's memory (ReceiverOptions::local), or out of a trainer's buckets
+  /// ("bucket:PATH").
   std::uint64_t local_bytes = 0;
   std::uint64_t full_bytes = 0;      ///< of the subscribed tensors and tiles, for comparison
   std::uint64_t metadata_bytes = 0;  ///< of wire_bytes: everything that is not tile data

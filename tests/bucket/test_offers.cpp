@@ -232,7 +232,7 @@ TEST_F(BucketOffers, AVersionThatFailedIsFollowedByAnotherConnection) {
   trainer.join();
 }
 
-/// Whoever removed the first one's socket has given the path to the second one.
+/// Who removed the first one's socket has given the path to the second one.
 TEST_F(BucketOffers, AnEngineThatEndsLeavesAnothersSocket) {
   const auto listens = [&] {
     std::thread meets([&] { EXPECT_TRUE(open().ok()); });
