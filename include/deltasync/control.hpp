@@ -97,10 +97,12 @@ struct ControlOptions {
   TlsOptions tls = {};                 ///< as a server; none by default
   /// Whose routes are served: "v1" (FastDeploy's), "vllm", "sglang". Where two have the same path, the first here.
   std::vector<std::string> dialects = {"v1", "vllm", "sglang"};
-  std::string model = {};            ///< path or name, for clients that ask
-  std::uint32_t world_size = 1;      ///< processes of the engine, likewise; tensor parallel ones but for
-  std::uint32_t pp_size = 1;         ///< pipeline stages
-  std::uint32_t ep_size = 1;         ///< and ranks of experts, which are among them
+  std::string model = {};        ///< path or name, for clients that ask
+  std::uint32_t world_size = 1;  ///< processes of the engine, likewise; tensor parallel ones but for
+  std::uint32_t pp_size = 1;     ///< pipeline stages
+  std::uint32_t ep_size = 1;     ///< and ranks of experts, which are among them
+  /// A JSON object of what clients shall find in /server_info besides, or instead; empty: nothing.
+  std::string engine_info = {};
   double call_s = 600;               ///< a call's deadline, in seconds, its wait for others included
   bool graphs_use_kv_cache = false;  ///< then weights are not woken (v1) while kv_cache sleeps
 };

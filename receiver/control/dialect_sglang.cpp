@@ -170,6 +170,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/update_weights_from_distributed", "is not supported", not_here},
     {"POST", "/update_weights_from_ipc", "is not supported", not_here},
     {"POST", "/init_weights_update_group", "is not supported", not_here},
+    {"POST", "/load_lora_adapter", "is not supported", lora_page},
 };
 
 }  // namespace

@@ -22,8 +22,8 @@ HttpPage envelope(const Status& done, json result = nullptr) {
   if (done) return page_of(200, page);
   page["error_message"] = done.error().message();
   // A state that does not allow it is 500 there, and so are all failures of the engine.
-  const unsigned status = done.error().code() == Errc::version_conflict ? 500 : status_of(done.error());
-  return page_of(status, page);
+  const unsigned status = status_of(done.error());
+  return page_of(status == 409 ? 500 : status, page);
 }
 
 Status pause(Desk& desk, const Ask& ask) {

@@ -1,4 +1,5 @@
 // vLLM's routes for weight updates, and what prime-rl's clients send to them.
+#include <filesystem>
 #include <functional>
 #include <utility>
 
@@ -32,6 +33,16 @@ HttpPage pause(Desk& desk, const Ask& ask) {
   return told(desk.service.call(call), {{"status", "paused"}});
 }
 
+/// The receiver is connected. A trainer that would now wait for its workers in a group of NCCL is told that they will
+/// not come.
+HttpPage init_transfer(Desk&, const Ask& ask) {
+  const auto info = ask.body.find("init_info");
+  if (info != ask.body.end() && info->is_object() && info->contains("master_address")) {
+    return refused(501, "tensors do not come by NCCL here: publish them (deltasync.adapters.trl)");
+  }
+  return page_of(200, {{"message", "Weight transfer initialized"}});
+}
+
 HttpPage abort_requests(Desk& desk, const Ask& ask) {
   const auto ids = ask.texts("request_ids");
   if (!ids) return refused(ids.error());
@@ -47,12 +58,20 @@ HttpPage start_update(Desk& desk, const Ask&) {
   return page_of(200, {{"message", "Weight update started"}});
 }
 
-/// "…/step_12" is version 12.
-std::string version_of_directory(std::string_view directory) {
-  while (directory.ends_with('/')) directory.remove_suffix(1);
-  const std::size_t at = directory.find_last_not_of("0123456789");
-  const std::string_view before = directory.substr(0, at == std::string_view::npos ? 0 : at + 1);
-  return before.ends_with("step_") ? std::string(directory.substr(before.size())) : "";
+/// prime-rl's trainer has written the weights there, or has published them: then "…/step_12" and "…/step_12/weight" are
+/// the version that it labelled step_12. Not number 12, since there is a step 0.
+Result<UpdateRequest> request_of_directory(std::string directory) {
+  while (directory.ends_with('/')) directory.pop_back();
+  UpdateRequest request;
+  if (has_weight_files(directory)) {
+    request.directory = std::move(directory);
+    return request;
+  }
+  std::filesystem::path path(directory);
+  if (path.filename() == "weight") path = path.parent_path();
+  request.version = path.filename().string();
+  if (request.version.starts_with("step_")) return request;
+  return Error(Errc::invalid_argument, "weight_dir " + directory + " has no safetensors files, and is no …/step_N");
 }
 
 Result<UpdateRequest> request_of(const Ask& ask) {
@@ -70,15 +89,17 @@ Result<UpdateRequest> request_of(const Ask& ask) {
     request.verify = verify;
   }
   DS_ASSIGN(const auto directory, ask.text("weight_dir"));
-  if (directory && request.version.empty()) request.version = version_of_directory(*directory);
-  return request;
+  if (!directory || !request.version.empty() || !request.directory.empty()) return request;
+  DS_ASSIGN(UpdateRequest named, request_of_directory(*directory));
+  named.verify = request.verify;
+  return named;
 }
 
 HttpPage update(Desk& desk, const Ask& ask) {
   const bool of_prime_rl = ask.body.contains("weight_dir");
   if (!of_prime_rl) {
     const std::lock_guard lock(desk.mutex);
-    if (!desk.update_started) return refused(500, "start_weight_update comes before update_weights");
+    if (!desk.update_started) return refused(409, "start_weight_update comes before update_weights");
   }
   const auto request = request_of(ask);
   if (!request) return refused(request.error());
@@ -96,6 +117,10 @@ HttpPage of_areal(const Status& done, const char* good) {
   return page_of(done ? 200 : 400, {{"success", done.ok()}, {"message", done ? good : done.error().message()}});
 }
 
+HttpPage areal_nccl(Desk&, const Ask&) {
+  return page_of(501, {{"success", false}, {"message", "tensors do not come by NCCL here: use AReaL's disk mode"}});
+}
+
 HttpPage areal_update(Desk& desk, const Ask& ask) {
   const auto path = ask.text("model_path");
   if (!path) return of_areal(path.error(), "");
@@ -108,8 +133,8 @@ HttpPage finish_update(Desk& desk, const Ask& ask) {
   const auto label = ask.text("weight_version");
   if (!label) return refused(label.error());
   const std::lock_guard lock(desk.mutex);
-  if (!desk.update_started) return refused(500, "no weight update has been started");
-  if (!desk.updated) return refused(500, "no update_weights has succeeded since start_weight_update");
+  if (!desk.update_started) return refused(409, "no weight update has been started");
+  if (!desk.updated) return refused(409, "no update_weights has succeeded since start_weight_update");
   desk.update_started = false;
   if (*label) desk.service.rename(**label);
   return page_of(200, {{"message", "Weight update finished"}});
@@ -142,13 +167,11 @@ HttpPage wake(Desk& desk, const Ask& ask) {
 /// As OpenAI's clients list them.
 HttpPage models(Desk& desk, const Ask&) {
   const std::string& model = desk.options.model;
-  return page_of(200, {{"object", "list"},
-                       {"data", json::array({{{"id", model},
-                                              {"object", "model"},
-                                              {"created", 0},
-                                              {"owned_by", "deltasync"},
-                                              {"root", model},
-                                              {"parent", nullptr}}})}});
+  json entry = {{"id", model},   {"object", "model"}, {"created", 0}, {"owned_by", "deltasync"},
+                {"root", model}, {"parent", nullptr}};
+  const auto longest = "/vllm_config/model_config/max_model_len"_json_pointer;
+  if (desk.engine_info.contains(longest)) entry["max_model_len"] = desk.engine_info.at(longest);
+  return page_of(200, {{"object", "list"}, {"data", json::array({std::move(entry)})}});
 }
 
 constexpr Route kRoutes[] = {
@@ -162,13 +185,11 @@ constexpr Route kRoutes[] = {
        return page_of(200, {{"is_paused", !desk.service.standing().engine.serves()}});
      }},
     {"POST", "/abort_requests", "ends requests (without ids all)", abort_requests, "", "request_ids:texts"},
-    {"POST", "/init_weight_transfer_engine", "does nothing: the receiver is connected",
-     [](Desk&, const Ask&) {
-       return page_of(200, {{"message", "Weight transfer initialized"}});
-     }},
+    {"POST", "/init_weight_transfer_engine", "does nothing: the receiver is connected", init_transfer, "",
+     "init_info:object"},
     {"POST", "/start_weight_update", "begins an update", start_update},
-    {"POST", "/update_weights", "takes a version (update_info.version, or weight_dir=…/step_N; else the newest)",
-     update, "", "update_info:object weight_dir:text version:text directory:text verify_checksum:boolean"},
+    {"POST", "/update_weights", "takes a version (update_info.version, or weight_dir; else the newest)", update, "",
+     "update_info:object weight_dir:text version:text directory:text verify_checksum:boolean"},
     {"POST", "/finish_weight_update", "ends an update (weight_version: its name)", finish_update, "",
      "weight_version:text"},
     {"POST", "/update_weight_version", "names the live version", name_version, "", "new_version:text"},
@@ -195,6 +216,11 @@ constexpr Route kRoutes[] = {
     {"POST", "/areal_continue_generation", "serves again",
      [](Desk& desk, const Ask&) { return of_areal(desk.service.call({.kind = Call::Kind::resume}), "continued"); }},
     {"POST", "/areal_update_weights", "takes what a directory has", areal_update, "", "model_path:text"},
+    {"POST", "/areal_init_weights_update_group", "is not supported", areal_nccl},
+    {"POST", "/areal_set_update_weight_meta", "is not supported", areal_nccl},
+    {"POST", "/areal_update_weights_xccl", "is not supported", areal_nccl},
+    {"POST", "/load_lora_adapter", "is not supported", lora_page},
+    {"POST", "/v1/load_lora_adapter", "is not supported", lora_page},
 };
 
 }  // namespace

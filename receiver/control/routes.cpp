@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <utility>
 
 namespace deltasync::control {
@@ -30,6 +31,18 @@ std::string decoded(std::string_view text) {
 
 Error wrong_type(const char* name, const char* type) {
   return {Errc::invalid_argument, std::string("'") + name + "' in the body is no " + type};
+}
+
+/// As much of vLLM's own configuration as trl's clients look at. Its engines for weight transfer are NCCL's and the
+/// like to them, of which there is none here.
+nlohmann::json vllm_config(const ControlOptions& options) {
+  return {{"model_config", {{"model", options.model}}},
+          {"parallel_config",
+           {{"tensor_parallel_size", options.world_size / options.pp_size},
+            {"pipeline_parallel_size", options.pp_size},
+            {"data_parallel_size", 1}}},
+          {"lora_config", nullptr},
+          {"weight_transfer_config", nullptr}};
 }
 
 }  // namespace
@@ -119,7 +132,10 @@ net::HttpPage page_of(unsigned status, const nlohmann::json& body) {
 unsigned status_of(const Error& error) {
   switch (error.code()) {
     case Errc::invalid_argument: return 400;
-    case Errc::version_conflict: return 409;
+    // What no later try mends is no 5xx, which clients send again.
+    case Errc::version_conflict:
+    case Errc::gone:
+    case Errc::layout_mismatch: return 409;
     case Errc::unsupported: return 501;
     case Errc::cancelled: return 503;
     case Errc::timed_out: return error.message().starts_with("busy") ? 503 : 504;
@@ -166,15 +182,20 @@ std::optional<PauseMode> mode_of(std::string_view text) {
 
 net::HttpPage server_info(Desk& desk, const Ask&) {
   const ControlOptions& options = desk.options;
-  return page_of(200, {{"model", options.model},
-                       {"world_size", options.world_size},
-                       {"weight_transfer_config", {{"backend", "deltasync"}}},
-                       {"tp_size", options.world_size / options.pp_size},
-                       {"pp_size", options.pp_size},
-                       {"ep_size", options.ep_size},
-                       {"num_gpus", options.world_size},
-                       {"disaggregation_mode", nullptr},
-                       {"weight_version", desk.service.standing().label}});
+  nlohmann::json page = {{"model", options.model},
+                         {"world_size", options.world_size},
+                         {"weight_transfer_config", {{"backend", "deltasync"}}},
+                         {"tp_size", options.world_size / options.pp_size},
+                         {"pp_size", options.pp_size},
+                         {"ep_size", options.ep_size},
+                         {"dp_size", 1},
+                         {"num_gpus", options.world_size},
+                         {"disaggregation_mode", nullptr},
+                         {"enable_memory_saver", false},
+                         {"vllm_config", vllm_config(options)},
+                         {"weight_version", desk.service.standing().label}};
+  page.merge_patch(desk.engine_info);
+  return page_of(200, page);
 }
 
 nlohmann::json live_weights(const Desk& desk) {
@@ -191,6 +212,22 @@ net::HttpPage name_version(Desk& desk, const Ask& ask) {
   desk.service.rename(**label);
   return page_of(200,
                  {{"success", true}, {"message", "Weight version updated to " + **label}, {"new_version", **label}});
+}
+
+net::HttpPage lora_page(Desk&, const Ask&) {
+  const std::string why =
+      "no adapters are taken: publish merged weights, or an adapter as a version of its own "
+      "(deltasync.adapters.lora)";
+  return page_of(501, {{"success", false}, {"message", why}, {"error", why}});
+}
+
+bool has_weight_files(const std::string& directory) {
+  std::error_code failed;
+  const std::filesystem::directory_iterator end;
+  for (std::filesystem::directory_iterator at(directory, failed); !failed && at != end; at.increment(failed)) {
+    if (at->path().extension() == ".safetensors") return true;
+  }
+  return false;
 }
 
 PauseMode brief_pause(const Desk& desk) {

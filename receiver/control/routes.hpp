@@ -40,6 +40,7 @@ struct Desk {
   RolloutEngine& engine;
   const ControlOptions& options;
   EngineWeights& weights;
+  const nlohmann::json engine_info;  ///< what clients are told of the engine besides
   std::mutex mutex;
   bool update_started = false;   ///< protected by mutex, as all below
   bool updated = false;          ///< since then
@@ -83,6 +84,9 @@ std::optional<PauseMode> mode_of(std::string_view text);
 /// Routes that two dialects have under one path: with what clients of either look for.
 net::HttpPage server_info(Desk& desk, const Ask& ask);
 net::HttpPage name_version(Desk& desk, const Ask& ask);
+net::HttpPage lora_page(Desk& desk, const Ask& ask);
+/// Whether there are safetensors files.
+bool has_weight_files(const std::string& directory);
 /// {"weight_version", "cache_salt"}
 nlohmann::json live_weights(const Desk& desk);
 /// What an update that finds the engine serving does meanwhile.

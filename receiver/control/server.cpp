@@ -43,11 +43,11 @@ bool same_token(std::string_view one, std::string_view other) {
 
 class Server final : public StoppableServer {
  public:
-  Server(ControlOptions options, RolloutEngine& engine, std::unique_ptr<EngineWeights> weights)
+  Server(ControlOptions options, json engine_info, RolloutEngine& engine, std::unique_ptr<EngineWeights> weights)
       : options_(std::move(options)),
         weights_(std::move(weights)),
         service_(engine, *weights_, std::chrono::nanoseconds(std::llround(options_.call_s * 1e9))),
-        desk_{service_, engine, options_, *weights_, {}, false, false, {}, {}} {}
+        desk_{service_, engine, options_, *weights_, std::move(engine_info), {}, false, false, {}, {}} {}
 
   ~Server() override {
     if (in_hook()) {
@@ -196,7 +196,10 @@ thread_local const Server* Server::answering = nullptr;
 
 Result<std::unique_ptr<StoppableServer>> start_server(ControlOptions options, RolloutEngine& engine,
                                                       std::unique_ptr<EngineWeights> weights) {
-  auto server = std::make_unique<Server>(std::move(options), engine, std::move(weights));
+  const std::string& text = options.engine_info;
+  json engine_info = text.empty() ? json::object() : json::parse(text, nullptr, false);
+  if (!engine_info.is_object()) return Error(Errc::invalid_argument, "engine_info is no JSON object");
+  auto server = std::make_unique<Server>(std::move(options), std::move(engine_info), engine, std::move(weights));
   DS_TRY(server->start());
   return std::unique_ptr<StoppableServer>(std::move(server));
 }

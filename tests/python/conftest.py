@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import deltasync
 import pytest
 from held_port import HeldPort
+
+if TYPE_CHECKING:
+    from control_fleet import Fleet
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +28,24 @@ def segment_name() -> str:
     global _count
     _count += 1
     return f"pytest-{os.getpid()}-{_count}"
+
+
+@pytest.fixture
+def fleets(segment_name: str) -> Iterator[Callable[..., Fleet]]:
+    """Makes engines behind the control service; none of them has computed with weights of several versions."""
+    pytest.importorskip("torch")
+    from control_fleet import Fleet
+
+    made: list[Fleet] = []
+
+    def make(**options: Any) -> Fleet:
+        made.append(Fleet(f"{segment_name}-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.close()
+        assert fleet.engine.torn == []
 
 
 @pytest.fixture

@@ -46,7 +46,9 @@ class Engine(deltasync.RolloutEngine):
         self.torn: list[str] = []
         self.resets = 0
         self.asleep: set[str] = set()
+        #: Scripted faults, by hook: what it raises once, and what it waits for.
         self.broken: dict[str, Exception] = {}
+        self.slow: dict[str, threading.Event] = {}
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -90,6 +92,8 @@ class Engine(deltasync.RolloutEngine):
     # What the service does.
 
     def _may_break(self, hook: str) -> None:
+        if event := self.slow.pop(hook, None):
+            assert event.wait(60)
         if error := self.broken.pop(hook, None):
             raise error
 
@@ -107,6 +111,7 @@ class Engine(deltasync.RolloutEngine):
             self.changed.notify_all()
 
     def abort(self, ids: list[str]) -> int:
+        self._may_break("abort")
         with self.changed:
             names = [name for name in (ids or list(self.running)) if name in self.running]
             for name in names:
@@ -120,10 +125,12 @@ class Engine(deltasync.RolloutEngine):
                 raise TimeoutError(f"{len(self.running)} requests still run")
 
     def hold(self, timeout: float) -> None:
+        self._may_break("hold")
         with self.changed:
             self.held = True
 
     def release_hold(self) -> None:
+        self._may_break("release_hold")
         with self.changed:
             self.held = False
             self.changed.notify_all()
@@ -133,6 +140,7 @@ class Engine(deltasync.RolloutEngine):
         self.resets += 1
 
     def release_memory(self, memory: str) -> None:
+        self._may_break("release_memory")
         with self.changed:
             self.asleep.add(memory)
             if memory == "weights":
@@ -141,17 +149,18 @@ class Engine(deltasync.RolloutEngine):
                         parameter.fill_(float("nan"))
 
     def restore_memory(self, memory: str) -> None:
+        self._may_break("restore_memory")
         with self.changed:
             self.asleep.discard(memory)
 
 
 class Client:
-    def __init__(self, endpoint: str, token: str = "") -> None:
-        self.endpoint, self.token = endpoint, token
+    def __init__(self, endpoint: str, token: str = "", timeout: float = 60) -> None:
+        self.endpoint, self.token, self.timeout = endpoint, token, timeout
 
     def send(self, method: str, target: str, body: Any = None, **more: str) -> tuple[int, Any, dict[str, str]]:
         """`more`: headers, with _ for -."""
-        connection = http.client.HTTPConnection(self.endpoint, timeout=60)
+        connection = http.client.HTTPConnection(self.endpoint, timeout=self.timeout)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         headers |= {name.replace("_", "-"): value for name, value in more.items()}
         connection.request(method, target, None if body is None else json.dumps(body), headers)
@@ -185,11 +194,11 @@ class Fleet:
         self.control = deltasync.RolloutControl(self.engine, self.receiver, **options)
         self.client = Client(self.control.endpoint, options.get("token", ""))
 
-    def train(self, value: float) -> None:
+    def train(self, value: float, label: str = "") -> None:
         with torch.no_grad():
             for parameter in self.trained.parameters():
                 parameter.fill_(value)
-        self.manager.offload()
+        self.manager.offload(label=label)
         self.manager.wait_ready()
 
     def value(self) -> float:

@@ -33,17 +33,32 @@ double seconds_left(const CallOptions& call) {
   return std::chrono::duration<double>(Deadline::of(call).remaining()).count();
 }
 
+/// What a Python exception is to clients.
+Errc code_of(nb::python_error& error) {
+  if (error.matches(PyExc_TimeoutError)) return Errc::timed_out;
+  return error.matches(PyExc_NotImplementedError) ? Errc::unsupported : Errc::internal;
+}
+
+/// The receiver's errors are of deltasync.errors, and have a code of their own.
+Errc code_of_receiver(nb::python_error& error) {
+  if (!error.matches(nb::module_::import_("deltasync.errors").attr("Error"))) return code_of(error);
+  const std::string name = nb::cast<std::string>(error.value().attr("code"));
+  for (int code = 0; code <= static_cast<int>(Errc::cancelled); ++code) {
+    if (to_string(static_cast<Errc>(code)) == name) return static_cast<Errc>(code);
+  }
+  return Errc::internal;
+}
+
 /// Calls a Python object's method on a thread of the service: with the GIL, and what it raises becomes an error.
 template <class F>
-auto call_python(F&& call) -> decltype(call()) {
+auto call_python(F&& call, Errc (*code)(nb::python_error&) = code_of) -> decltype(call()) {
   const nb::gil_scoped_acquire gil;
   try {
     return call();
   } catch (nb::python_error& error) {
     const std::string said = nb::cast<std::string>(nb::str(error.value()));
-    const bool late = error.matches(PyExc_TimeoutError);
     const std::string type = nb::cast<std::string>(error.type().attr("__name__"));
-    return Error(late ? Errc::timed_out : Errc::internal, type + ": " + said);
+    return Error(code(error), type + ": " + said);
   } catch (const std::exception& error) {
     return Error(Errc::internal, error.what());
   }
@@ -117,10 +132,12 @@ class PythonWeights final : public EngineWeights {
   explicit PythonWeights(nb::handle weights) : weights_(weights) {}
 
   Status stage(const UpdateRequest& request, const CallOptions& call) override {
-    return call_python([&]() -> Status {
-      weights_.attr("stage")(request.version, request.directory, request.verify, seconds_left(call));
-      return {};
-    });
+    return call_python(
+        [&]() -> Status {
+          weights_.attr("stage")(request.version, request.directory, request.verify, seconds_left(call));
+          return {};
+        },
+        code_of_receiver);
   }
   Status commit(const CallOptions& call) override { return timed("commit", call); }
   Status release(const CallOptions& call) override { return timed("release", call); }
@@ -142,10 +159,12 @@ class PythonWeights final : public EngineWeights {
 
  private:
   Status timed(const char* what, const CallOptions& call) {
-    return call_python([&]() -> Status {
-      weights_.attr(what)(seconds_left(call));
-      return {};
-    });
+    return call_python(
+        [&]() -> Status {
+          weights_.attr(what)(seconds_left(call));
+          return {};
+        },
+        code_of_receiver);
   }
 
   const nb::handle weights_;
@@ -204,7 +223,8 @@ void bind_control(nb::module_& module) {
           "__init__",
           [](PythonControl* made, nb::handle engine, nb::handle weights, std::string listen, std::string token,
              TlsOptions tls, std::vector<std::string> dialects, std::string model, std::uint32_t world_size,
-             std::uint32_t pp_size, std::uint32_t ep_size, double call_s, bool graphs_use_kv_cache) {
+             std::uint32_t pp_size, std::uint32_t ep_size, std::string engine_info, double call_s,
+             bool graphs_use_kv_cache) {
             ControlOptions options;
             options.listen = std::move(listen);
             options.token = std::move(token);
@@ -214,12 +234,14 @@ void bind_control(nb::module_& module) {
             options.world_size = world_size;
             options.pp_size = pp_size;
             options.ep_size = ep_size;
+            options.engine_info = std::move(engine_info);
             options.call_s = call_s;
             options.graphs_use_kv_cache = graphs_use_kv_cache;
             new (made) PythonControl(std::move(options), engine, weights);
           },
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "engine"_a, "weights"_a, "listen"_a, "token"_a, "tls"_a,
-          "dialects"_a, "model"_a, "world_size"_a, "pp_size"_a, "ep_size"_a, "call_s"_a, "graphs_use_kv_cache"_a)
+          "dialects"_a, "model"_a, "world_size"_a, "pp_size"_a, "ep_size"_a, "engine_info"_a, "call_s"_a,
+          "graphs_use_kv_cache"_a)
       .def_prop_ro("endpoint", &PythonControl::endpoint)
       .def("admit", &PythonControl::admit, "min_version"_a, "exact_version"_a)
       .def_prop_ro("in_hook", &PythonControl::in_hook)

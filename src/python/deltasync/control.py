@@ -12,6 +12,7 @@ weights, let it sleep and wake it over HTTP::
 
 from __future__ import annotations
 
+import json
 import numbers
 import os
 import threading
@@ -19,7 +20,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import _checks, _native
 from ._deadlines import left, seconds
@@ -110,9 +111,9 @@ class RolloutControl:
 
     ``listen`` is HOST:PORT; beyond loopback a ``token`` (or ``token_file``) is needed, which clients show as
     "Authorization: Bearer …", or certificates of clients (``tls`` with ``ca``). ``dialects``: whose routes are served:
-    "v1" (FastDeploy's), "vllm", "sglang". ``model``, ``world_size`` (processes of the
-    engine), ``pp_size`` and ``ep_size`` are for clients that ask. ``timeout``: of a
-    client's call, in seconds. ``graphs_use_kv_cache``: captured graphs do, so weights are not woken before it (v1).
+    "v1" (FastDeploy's), "vllm", "sglang". ``model``, ``world_size`` (processes of the engine), ``pp_size`` and
+    ``ep_size`` are for clients that ask, and so is ``engine_info``, which is merged into /server_info. ``timeout``: of
+    a client's call, in seconds. ``graphs_use_kv_cache``: captured graphs do, so weights are not woken before it (v1).
 
     Errors: InvalidArgument, Unauthenticated (beyond loopback without a token), AlreadyExists (the port).
     """
@@ -131,6 +132,7 @@ class RolloutControl:
         world_size: int = 1,
         pp_size: int = 1,
         ep_size: int = 1,
+        engine_info: Mapping[str, Any] = MappingProxyType({}),
         timeout: float = 600.0,
         graphs_use_kv_cache: bool = False,
     ) -> None:
@@ -159,6 +161,7 @@ class RolloutControl:
             _checks.whole("world_size", world_size),
             _checks.whole("pp_size", pp_size),
             _checks.whole("ep_size", ep_size),
+            _json("engine_info", engine_info),
             seconds("RolloutControl", _checks.of_type("timeout", timeout, numbers.Real, "number")),
             bool(graphs_use_kv_cache),
         )
@@ -203,6 +206,13 @@ class RolloutControl:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _json(name: str, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(value))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"RolloutControl: {name}={value!r:.80} cannot be written as JSON: {error}") from None
 
 
 def _close(server: _native.ControlServer) -> None:

@@ -115,7 +115,9 @@ class FakeWeights final : public EngineWeights {
 
   Status stage(const UpdateRequest& request, const CallOptions& call) override {
     DS_TRY(notes_.note("stage", call));
-    staged_ = request.version.empty() ? number_ + 1 : std::stoull(request.version);
+    const bool numbered = !request.version.empty() && request.version.front() <= '9';
+    staged_ = numbered ? std::stoull(request.version) : number_ + 1;
+    version = request.version;
     verify = request.verify;
     directory = request.directory;
     return {};
@@ -149,6 +151,7 @@ class FakeWeights final : public EngineWeights {
 
   bool void_on_failure = false;
   bool verify = false;
+  std::string version;
   std::string directory;
   std::uint64_t epoch = 9;
 

@@ -2,8 +2,12 @@
 // of a status that clients know.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "receiver/control/routes.hpp"
 #include "tests/receiver/control/fake_engine.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::control {
 namespace {
@@ -18,7 +22,7 @@ class Routes : public testing::Test {
   test::FakeWeights weights{notes};
   Service service{engine, weights, 30s};
   ControlOptions options{.model = "tiny", .world_size = 2};
-  Desk desk{service, engine, options, weights, {}, false, false, {}, {}};
+  Desk desk{service, engine, options, weights, json::object(), {}, false, false, {}, {}};
 
   net::HttpPage ask(std::span<const Route> routes, const std::string& target, const std::string& body = "") {
     const std::string path = target.substr(0, target.find('?'));
@@ -88,18 +92,18 @@ TEST_F(Routes, FastDeployAborts) {
 }
 
 TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
-  vllm("/update_weights", R"({"update_info": {}})", 500);
+  vllm("/update_weights", R"({"update_info": {}})", 409);
   EXPECT_EQ(vllm("/pause?mode=keep")["status"], "paused");
   EXPECT_EQ(vllm("/is_paused")["is_paused"], true);
   vllm("/init_weight_transfer_engine", R"({"init_info": {"a": 1}})");
   vllm("/start_weight_update", R"({"is_checkpoint_format": true})");
-  vllm("/finish_weight_update", "", 500);  // nothing has come
+  vllm("/finish_weight_update", "", 409);  // nothing has come
   vllm("/start_weight_update");            // by a trainer that was started again
   notes.take();
   EXPECT_EQ(vllm("/update_weights", R"({"update_info": {"version": 4}})")["message"], "Weights updated");
   EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // caches are as the pause left them
   vllm("/finish_weight_update", R"({"weight_version": "four"})");
-  vllm("/finish_weight_update", "", 500);
+  vllm("/finish_weight_update", "", 409);
   EXPECT_EQ(vllm("/resume")["status"], "resumed");
   EXPECT_EQ(vllm("/weight_info")["weight_version"], "four");
   EXPECT_EQ(service.standing().version->id.number, 4U);
@@ -107,11 +111,53 @@ TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
 }
 
 TEST_F(Routes, PrimeRlNamesADirectory) {
-  EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": "/mnt/broadcasts/step_12"})")["status"], "ok");
-  EXPECT_EQ(service.standing().version->id.number, 12U);
+  EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": "/mnt/broadcasts/step_0"})")["status"], "ok");
+  EXPECT_EQ(weights.version, "step_0");
   EXPECT_TRUE(service.standing().engine.serves());
+  vllm("/update_weights", R"({"weight_dir": "/mnt/checkpoints/step_12/weight/"})");
+  EXPECT_EQ(weights.version, "step_12");
   EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": null})")["status"], "ok");
-  EXPECT_EQ(service.standing().version->id.number, 13U);
+  EXPECT_EQ(weights.version, "");
+  const std::string why = vllm("/update_weights", R"({"weight_dir": "/mnt/latest"})", 400)["error"];
+  EXPECT_NE(why.find("/mnt/latest"), std::string::npos);
+  const deltasync::test::TempDir directory;
+  const std::string written = (directory.path() / "step_13").string();
+  std::filesystem::create_directories(written);
+  std::ofstream(written + "/model-00001-of-00001.safetensors") << "weights";
+  vllm("/update_weights", json({{"weight_dir", written}}).dump());
+  EXPECT_EQ(weights.directory, written);
+  EXPECT_EQ(weights.version, "");
+}
+
+TEST_F(Routes, WhoWaitsForOthersIsToldThatTheyWillNotCome) {
+  vllm("/init_weight_transfer_engine", R"({"init_info": {"master_address": "h", "master_port": 1}})", 501);
+  for (const char* path : {"/areal_init_weights_update_group", "/areal_set_update_weight_meta",
+                           "/areal_update_weights_xccl", "/load_lora_adapter", "/v1/load_lora_adapter"}) {
+    EXPECT_TRUE(vllm(path, "{}", 501)["message"].is_string()) << path;
+  }
+  sglang("/load_lora_adapter", "{}", 501);
+}
+
+TEST_F(Routes, TheEnginesProgramSaysMoreOfIt) {
+  EXPECT_FALSE(vllm("/v1/models")["data"][0].contains("max_model_len"));
+  EXPECT_EQ(vllm("/server_info")["dp_size"], 1);
+  const json told = {{"dp_size", 2}, {"vllm_config", {{"model_config", {{"max_model_len", 4096}}}}}};
+  Desk other{service, engine, options, weights, told, {}, false, false, {}, {}};
+  const json page = json::parse(server_info(other, {}).body);
+  EXPECT_EQ(page["dp_size"], 2);
+  EXPECT_EQ(page["vllm_config"]["model_config"], json({{"model", "tiny"}, {"max_model_len", 4096}}));
+  EXPECT_EQ(page["tp_size"], 2);
+  for (const Route& route : vllm_routes()) {
+    if (route.path != "/v1/models") continue;
+    EXPECT_EQ(json::parse(route.answer(other, {}).body)["data"][0]["max_model_len"], 4096);
+  }
+}
+
+TEST_F(Routes, WhatNoLaterTryMendsIsNoFailureOfTheServer) {
+  for (const Errc code : {Errc::gone, Errc::layout_mismatch, Errc::version_conflict}) {
+    EXPECT_EQ(status_of(Error(code, "")), 409U);
+  }
+  EXPECT_EQ(status_of(Error(Errc::connection, "")), 500U);
 }
 
 TEST_F(Routes, VllmSleeps) {

@@ -73,6 +73,17 @@ TEST(ControlServer, RequestsAreForVersions) {
   EXPECT_EQ(served.server->admit("2", "").error().code(), Errc::version_conflict);
 }
 
+TEST(ControlServer, WhatIsSaidOfTheEngineIsAnObject) {
+  test::Notes notes;
+  test::FakeEngine engine{notes};
+  for (const char* text : {"[1]", "{", "null"}) {
+    const auto server = start_server({.engine_info = text}, engine, std::make_unique<test::FakeWeights>(notes));
+    EXPECT_EQ(server.error().code(), Errc::invalid_argument) << text;
+  }
+  const auto server = *start_server({.engine_info = R"({"a": 1})"}, engine, std::make_unique<test::FakeWeights>(notes));
+  EXPECT_NE(ask(server->endpoint(), "GET", "/server_info").find("\"a\":1"), std::string::npos);
+}
+
 TEST(ControlServer, KnowsItsHooks) {
   Served served;
   bool inside = false;
