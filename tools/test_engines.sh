@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Tests against real rollout engines and trainers on the CPU: builds an environment for each under build/engines/ and
 # runs tests/python/engines (vllm, sglang), tests/python/trainers (megatron, in each of its releases), its file of
-# tests/python/adapters (trl, verl, peft) or test_ray_lab.py (ray, which needs root) in it, with the package of build/python.
+# tests/python/adapters (trl, verl, areal, peft) or test_ray_lab.py (ray, which needs root) in it, with the package of build/python.
 # They run in the same Python release as the one that the package is built for.
-# Usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
+# Usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|areal|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
 # parts need; torch is held at one CPU version by a constraint, which some of the other packages would replace.
@@ -15,6 +15,7 @@ VLLM=0.33.0
 SGLANG=0.5.23
 TRL=1.16.0
 VERL=0.9.1
+AREAL=1.0.4
 RAY=2.60.0
 PEFT=0.21.2
 MEGATRONS=(0.16.1 0.19.2)
@@ -43,7 +44,19 @@ prepare() {
         soundfile python-multipart)
       alone=("sglang==$SGLANG" torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar)
       ;;
-    trl) resolved=("trl==$TRL" requests aiohttp) ;;
+    trl)
+      # Its clients are made only beside a vLLM.
+      resolved=("trl==$TRL" requests aiohttp pyzmq cbor2 openai_harmony openai pybase64 cloudpickle msgspec pillow
+        cachetools uvloop py-cpuinfo prometheus-client fastapi partial_json_parser)
+      alone=("vllm==$VLLM" xgrammar llguidance)
+      ;;
+    areal)
+      # What its remote engines import of its many dependencies.
+      resolved=(aiohttp requests httpx tenacity uvloop "ray==$RAY" torchdata omegaconf hydra-core pybase64
+        "transformers>=5.16.1,<5.21" datasets fastapi psutil pyyaml colorlog orjson tensordict safetensors flask lark
+        numba pillow einops aiofiles openai)
+      alone=("areal==$AREAL")
+      ;;
     verl)
       resolved=("ray==$RAY" tensordict omegaconf hydra-core codetiming fastapi uvicorn pydantic orjson pyarrow pandas
         psutil cachetools peft "transformers>=5.16.1,<5.21" requests)
@@ -72,9 +85,9 @@ prepare() {
 engines=()
 while [[ $# -gt 0 && $1 != -- ]]; do
   case $1 in
-    vllm | sglang | megatron | trl | verl | ray | peft) engines+=("$1") ;;
+    vllm | sglang | megatron | trl | verl | areal | ray | peft) engines+=("$1") ;;
     *)
-      echo "usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
+      echo "usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|areal|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
       exit 2
       ;;
   esac

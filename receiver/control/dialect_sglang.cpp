@@ -92,12 +92,15 @@ HttpPage pull(Desk& desk, const Ask& ask) {
   return told(done, "version " + desk.service.standing().label + " is live");
 }
 
-/// What a directory has; after /pull_weights into it, the version that is live already.
+/// What a directory has; after /pull_weights into it, the version that is live already. deltasync's own clients name
+/// the version, and the directory only because SGLang wants one.
 HttpPage update_from_disk(Desk& desk, const Ask& ask) {
   const auto path = ask.text("model_path");
   const auto label = ask.text("weight_version");
   const auto flushes = ask.boolean("flush_cache", true);
   const auto aborts = ask.boolean("abort_all_requests", false);
+  const auto format = ask.text("load_format");
+  if (!format) return told(format.error(), "");
   if (!path) return told(path.error(), "");
   if (!label) return told(label.error(), "");
   if (!flushes) return told(flushes.error(), "");
@@ -113,7 +116,13 @@ HttpPage update_from_disk(Desk& desk, const Ask& ask) {
   if (!pulled) {
     const Call call{
         .kind = Call::Kind::update, .mode = *aborts ? PauseMode::abort : brief_pause(desk), .resets_caches = *flushes};
-    done = desk.service.call(call, {.directory = **path});
+    UpdateRequest request;
+    if (*format == "deltasync") {
+      request.version = label->value_or("");
+    } else {
+      request.directory = **path;
+    }
+    done = desk.service.call(call, request);
   } else if (*flushes) {
     done = desk.service.call({.kind = Call::Kind::reset_caches});
   }
@@ -155,7 +164,8 @@ constexpr Route kRoutes[] = {
     {"POST", "/pull_weights", "takes a version (0: the newest)", pull, "",
      "target_version:text local_checkpoint_dir:text source_dir:text"},
     {"POST", "/update_weights_from_disk", "takes what a directory has, or, after /pull_weights into it, names that",
-     update_from_disk, "", "model_path:text weight_version:text flush_cache:boolean abort_all_requests:boolean"},
+     update_from_disk, "",
+     "model_path:text load_format:text weight_version:text flush_cache:boolean abort_all_requests:boolean"},
     {"POST", "/update_weight_version", "names the live version", name_version, "", "new_version:text"},
     {"GET", "/model_info", "the model, and the live version's name", model_info},
     {"GET", "/get_model_info", "the same", model_info},

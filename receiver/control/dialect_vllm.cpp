@@ -83,7 +83,8 @@ Result<UpdateRequest> request_of(const Ask& ask) {
   for (const Ask& part : {std::cref(ask), std::cref(inner)}) {
     DS_ASSIGN(const auto version, part.text("version"));
     DS_ASSIGN(const auto directory, part.text("directory"));
-    DS_ASSIGN(const bool verify, part.boolean("verify_checksum", request.verify));
+    DS_ASSIGN(const bool reads_back, part.boolean("verify", request.verify));
+    DS_ASSIGN(const bool verify, part.boolean("verify_checksum", reads_back));
     if (version) request.version = *version;
     if (directory) request.directory = *directory;
     request.verify = verify;

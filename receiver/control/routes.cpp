@@ -132,7 +132,7 @@ net::HttpPage page_of(unsigned status, const nlohmann::json& body) {
 unsigned status_of(const Error& error) {
   switch (error.code()) {
     case Errc::invalid_argument: return 400;
-    // What no later try mends is no 5xx, which clients send again.
+    // What no later try repairs is no 5xx, which clients send again.
     case Errc::version_conflict:
     case Errc::gone:
     case Errc::layout_mismatch: return 409;

@@ -270,7 +270,7 @@ def test_an_update_that_fails_leaves_trls_server_with_the_old_weights(fleets: Fl
     assert_serves(fleet, 2.0)
 
 
-def test_what_no_try_mends_is_not_asked_again(fleets: Fleets, tmp_path: Path) -> None:
+def test_what_no_try_repairs_is_not_asked_again(fleets: Fleets, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     fleet = fleets()
     prime_rl = PrimeRl(fleet.control.endpoint)

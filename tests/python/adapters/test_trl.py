@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from openssl_certificates import Certificates
 from rollout_servers import RolloutServer
 
 torch = pytest.importorskip("torch")
+from control_fleet import TOKENS, Fleet  # noqa: E402
 
 
 @pytest.fixture
@@ -215,6 +216,67 @@ def test_deadlines_and_absent_servers_are_named() -> None:
         http.post("/pause", timeout=0)
     with pytest.raises(errors.InvalidArgument):
         Http("ftp://example")
+
+
+@pytest.mark.parametrize("make", [VllmServer, SglangServer])
+def test_the_control_service_is_such_a_server(fleets: Callable[..., Fleet], make: type) -> None:
+    fleet = fleets(model="/models/served")
+    server = make(f"http://{fleet.control.endpoint}")
+    server.connect({"endpoints": [fleet.manager.endpoint]}, 60)
+    for version in (2, 3):
+        request = fleet.engine.submit(f"before {version}")
+        fleet.train(float(version))
+        server.pause(60)
+        server.update(version, 60)
+        server.resume(60)
+        assert fleet.engine.finish(request).ended == "length"
+        assert fleet.engine.finish(fleet.engine.submit("a")).tokens == [float(version)] * TOKENS
+        assert fleet.client.get("/weight_info")["weight_version"] == str(version)
+
+
+@pytest.mark.engines
+def test_trls_clients_find_the_control_service(fleets: Callable[..., Fleet]) -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed, without which trl's clients are not made")
+    from accelerate import PartialState
+    from trl.experimental.async_grpo.vllm_client import VLLMClient as AsyncClient
+    from trl.generation.vllm_client import VLLMClient
+
+    config = {"model_config": {"max_model_len": 4096, "logprobs_mode": "processed_logprobs", "dtype": "torch.bfloat16"}}
+    fleet = fleets(model="tiny", engine_info={"vllm_config": config})
+    PartialState(cpu=True)  # which trl's log wants
+    client = AsyncClient(f"http://{fleet.control.endpoint}", 60)
+    client.wait_for_server_ready()
+    assert client.get_max_model_len() == 4096 and client.get_dtype() == "torch.bfloat16"
+    assert client.get_world_size() == 1 and client.get_server_info()["lora_config"] is None
+    with pytest.raises(Exception, match="501.*do not come by NCCL"):
+        client.init_weight_transfer_engine({"master_address": "10.0.0.2", "master_port": 1})
+    with pytest.raises(Exception, match="501.*adapter"):
+        client.load_lora_adapter("policy", "/shared/policy")
+    request = fleet.engine.submit("a")
+    fleet.train(2.0)
+    client.pause()
+    client.start_weight_update()
+    client.update_weights({})
+    client.finish_weight_update()
+    client.resume()
+    assert fleet.engine.finish(request).ended == "length"
+    assert fleet.engine.finish(fleet.engine.submit("b")).tokens == [2.0] * TOKENS
+
+    # GRPO's sends again what a server fails at.
+    synchronous = VLLMClient(base_url=f"http://{fleet.control.endpoint}", connection_timeout=60)
+    assert synchronous.model == "tiny" and synchronous.get_world_size() == 1
+    assert synchronous.get_server_info()["model_config"]["logprobs_mode"] == "processed_logprobs"
+    with pytest.raises(RuntimeError, match="has no weight-transfer engine"):
+        synchronous.init_communicator("cuda")
+    with pytest.raises(Exception, match="409.*no update_weights has succeeded"), synchronous.weight_update():
+        pass
+    fleet.train(3.0)
+    fleet.engine.broken["hold"] = RuntimeError("not now")
+    with synchronous.weight_update():
+        synchronous._post(f"{synchronous.base_url}/update_weights", json={"update_info": {}})
+    assert "hold" not in fleet.engine.broken
+    synchronous.reset_prefix_cache()
+    assert fleet.engine.finish(fleet.engine.submit("c")).tokens == [3.0] * TOKENS
 
 
 @pytest.mark.engines

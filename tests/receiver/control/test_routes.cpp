@@ -100,7 +100,9 @@ TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
   vllm("/finish_weight_update", "", 409);  // nothing has come
   vllm("/start_weight_update");            // by a trainer that was started again
   notes.take();
-  EXPECT_EQ(vllm("/update_weights", R"({"update_info": {"version": 4}})")["message"], "Weights updated");
+  EXPECT_EQ(vllm("/update_weights", R"({"update_info": {"version": 4, "verify": true}})")["message"],
+            "Weights updated");
+  EXPECT_TRUE(weights.verify);
   EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // caches are as the pause left them
   vllm("/finish_weight_update", R"({"weight_version": "four"})");
   vllm("/finish_weight_update", "", 409);
@@ -153,7 +155,7 @@ TEST_F(Routes, TheEnginesProgramSaysMoreOfIt) {
   }
 }
 
-TEST_F(Routes, WhatNoLaterTryMendsIsNoFailureOfTheServer) {
+TEST_F(Routes, WhatNoLaterTryRepairsIsNoFailureOfTheServer) {
   for (const Errc code : {Errc::gone, Errc::layout_mismatch, Errc::version_conflict}) {
     EXPECT_EQ(status_of(Error(code, "")), 409U);
   }
@@ -220,6 +222,9 @@ TEST_F(Routes, DirectoriesAreTaken) {
   EXPECT_EQ(sglang("/update_weights_from_disk", aborts)["success"], true);
   EXPECT_EQ(notes.take(),
             (std::vector<std::string>{"stage", "stop_admission", "abort", "wait_idle", "commit", "resume_admission"}));
+  sglang("/update_weights_from_disk", R"({"model_path": "tiny", "load_format": "deltasync", "weight_version": "7"})");
+  EXPECT_EQ(weights.version, "7");
+  EXPECT_EQ(weights.directory, "");
   sglang("/update_weights_from_disk", "{}", 400);
   notes.fail("stage");
   EXPECT_EQ(sglang("/update_weights_from_disk", R"({"model_path": "/c"})", 400)["success"], false);
