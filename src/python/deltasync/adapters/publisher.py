@@ -89,8 +89,11 @@ class Publisher:
         last = self.manager.version if self.manager is not None else None
         return last.number + 1 if last is not None else 1
 
-    def offload(self, tensors: Any = None, *, label: str = "", timeout: float | None = None) -> OffloadReport:
-        """Publishes version :attr:`next_number`; as :meth:`WeightManager.offload`, with its errors."""
+    def offload(
+        self, tensors: Any = None, *, version: int | None = None, label: str = "", timeout: float | None = None
+    ) -> OffloadReport:
+        """Publishes version :attr:`next_number`, or the one given; as :meth:`WeightManager.offload`, with its
+        errors."""
         if self.manager is None:
             source = self._model
             if source is None:
@@ -98,7 +101,7 @@ class Publisher:
                     raise InvalidArgument("offload: neither a model nor tensors were given")
                 source = tensors = on_host(tensors)
             self.manager = WeightManager(source, agent=self.agent.socket, timeout=self.timeout, **self._options)
-        return self.manager.offload(tensors, self.next_number, label=label, timeout=timeout)
+        return self.manager.offload(tensors, version or self.next_number, label=label, timeout=timeout)
 
     def wait_ready(self, *, timeout: float | None = None) -> None:
         """Until the agent serves the last version."""
