@@ -2,17 +2,18 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "receiver/targets/attest.hpp"
 
 namespace deltasync::receiver {
 namespace {
 
-Result<CanSleep*> can_sleep(Target* target) {
+Status check_in_live_memory(Target* target) {
   if (target == nullptr) return Error(Errc::invalid_argument, "no target is bound");
-  CanSleep* const can = target->capabilities().sleep;
-  if (can == nullptr) return Error(Errc::unsupported, "the target has no shadow");
-  return can;
+  const TargetCapabilities can = target->capabilities();
+  if (can.in_live_memory || can.sleep != nullptr) return {};
+  return Error(Errc::unsupported, "the target's version is not in an engine's live memory");
 }
 
 }  // namespace
@@ -27,7 +28,7 @@ Status BoundTarget::bind_tiles(std::unique_ptr<Target> target, TileSet tiles, co
   drop_unfinished();
   target_ = std::move(target);
   tiles_ = std::move(tiles);
-  invalidated_ = false;
+  invalidated_ = released_ = false;
   DS_TRY(target_bound(until));
   note_standing(nullptr);
   return {};
@@ -63,7 +64,7 @@ std::optional<Version> BoundTarget::current() const {
 
 /// Waits first, so that what is forgotten then waits for nobody; and once more for what that left.
 Status BoundTarget::release_live(const CallContext& until) {
-  DS_ASSIGN(CanSleep* const can, can_sleep(target_.get()));
+  DS_TRY(check_in_live_memory(target_.get()));
   const auto may_write = [](Error why) {
     return std::move(why).with_context("the device may still write to live memory: keep it, and call again");
   };
@@ -72,17 +73,27 @@ Status BoundTarget::release_live(const CallContext& until) {
   }
   const OnTarget on_target(*target_, until);
   drop_unfinished();
-  if (Status released = can->release(until); !released.ok()) return may_write(std::move(released).error());
+  if (CanSleep* const can = target_->capabilities().sleep) {
+    if (Status released = can->release(until); !released.ok()) return may_write(std::move(released).error());
+  } else {
+    target_->invalidate();
+    released_ = true;
+  }
   note_standing(nullptr);
   return {};
 }
 
+Status BoundTarget::check_pullable() const {
+  if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  if (released_) return Error(Errc::invalid_argument, "pull: live memory was given up: it has to be restored first");
+  return {};
+}
+
 /// What was invalidated was live memory, or the shadow: both are as they were committed then.
-Result<RepairReport> BoundTarget::restore_live(const CallContext& until) {
+Result<RepairReport> BoundTarget::restore_live(CanSleep& can, const CallContext& until) {
   const auto start = std::chrono::steady_clock::now();
-  DS_ASSIGN(CanSleep* const can, can_sleep(target_.get()));
   drop_unfinished();
-  DS_TRY(can->restore(until));
+  DS_TRY(can.restore(until));
   RepairReport report;
   report.version = target_->committed()->version;
   report.tiles = tiles_.tiles();
@@ -101,6 +112,33 @@ Result<RepairReport> BoundTarget::restore_live(const CallContext& until) {
   return report;
 }
 
+/// Nothing is live: a full update, verified as each is, which goes to its places.
+Result<RepairReport> BoundTarget::restore_by_pull(const CallOptions& call) {
+  const auto start = std::chrono::steady_clock::now();
+  const bool was_released = std::exchange(released_, false);
+  const auto pull_and_commit = [&]() -> Result<PullReport> {
+    DS_ASSIGN(const auto staged, pull({}, call));
+    DS_TRY(staged->commit(call));
+    return staged->report();
+  };
+  const auto pulled = pull_and_commit();
+  if (!pulled.ok()) {
+    released_ = was_released;
+    return Error(pulled.error());
+  }
+  RepairReport report;
+  report.version = pulled->version;
+  if (pulled->mode != PullMode::up_to_date) {
+    report.tiles = report.fetched = tiles_.tiles();
+    report.bytes = tiles_.bytes();
+  }
+  report.wire_bytes = pulled->wire_bytes;
+  report.metadata_bytes = pulled->metadata_bytes;
+  report.attest_s = pulled->attest_s;
+  report.total_s = seconds_since(start);
+  return report;
+}
+
 Status BoundTarget::attest_or_invalidate(const CallContext& until) const {
   auto wrong = deltasync::attest(*target_, tiles_, until);
   if (wrong.ok() && wrong->empty()) return {};
@@ -114,7 +152,9 @@ Status BoundTarget::release(const CallOptions& call) {
 }
 
 Result<RepairReport> BoundTarget::restore(const CallOptions& call) {
-  return restore_live(call).with_context("restore");
+  DS_TRY(check_in_live_memory(target_.get()).with_context("restore"));
+  CanSleep* const can = target_->capabilities().sleep;
+  return (can != nullptr ? restore_live(*can, call) : restore_by_pull(call)).with_context("restore");
 }
 
 }  // namespace deltasync::receiver

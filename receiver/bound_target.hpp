@@ -86,6 +86,8 @@ class BoundTarget : public Receiver {
   virtual void full_is_committed() = 0;
   /// After whatever may have changed what is committed, or has failed. Null: it succeeded.
   virtual void note_standing(const Error* failure) = 0;
+  /// Of a pull that begins: invalid_argument if there is nothing that it could write.
+  Status check_pullable() const;
   /// After bind() has the target.
   virtual Status target_bound(const CallContext& /*until*/) { return {}; }
 
@@ -96,13 +98,15 @@ class BoundTarget : public Receiver {
   std::unique_ptr<Target> target_;
   std::vector<Slice> slices_;
   TileSet tiles_;             ///< that it keeps
+  bool released_ = false;     ///< live memory is, of which no copy was kept
   bool invalidated_ = false;  ///< live memory was found to differ from its digests: only a full pull helps
   StagedImpl* staged_ = nullptr;
 
  private:
   friend class StagedImpl;
   Status release_live(const CallContext& until);
-  Result<RepairReport> restore_live(const CallContext& until);
+  Result<RepairReport> restore_live(CanSleep& can, const CallContext& until);
+  Result<RepairReport> restore_by_pull(const CallOptions& call);
   Status attest_or_invalidate(const CallContext& until) const;
 };
 

@@ -172,7 +172,7 @@ Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {
-  if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  DS_TRY(check_pullable());
   DS_TRY(check_want(want).with_context("pull"));
   close_staged();
   const CallContext until(call);

@@ -318,10 +318,10 @@ class Receiver {
   Result<RepairReport> repair(std::span<const TileMismatch> mismatches, const CallOptions& call = {});
 
   /// Gives live memory up, so that the engine can sleep: nothing touches it once this has returned without an error.
-  /// The shadow keeps its version. current() is empty, and pulls fail with Errc::invalid_argument, until restore().
+  /// A shadow keeps its version. current() is empty, and pulls fail with Errc::invalid_argument, until restore().
   /// What is under way is forgotten: what is staged, a full update that was pulled in part, the rollback of the last
   /// commit.
-  ///   - Errc::unsupported: the target has no shadow (PlacedTargetOptions::shadow).
+  ///   - Errc::unsupported: the target is no placed one.
   ///   - Errc::timed_out, Errc::cancelled, Errc::io: a device may still write to live memory, which must be kept
   ///     until a later call succeeds.
   ///
@@ -330,11 +330,13 @@ class Receiver {
   /// DS_TRY(receiver.restore());  // … and is there again, at the same addresses
   /// ```
   virtual Status release(const CallOptions& call = {}) = 0;
-  /// Writes all of live memory from the shadow, each tile verified on its way: after release(), or after a failure by
-  /// which live memory lost its version. It is at the addresses that the placement names, with whatever in it. Nothing
-  /// comes over the network. A commit before it cannot be rolled back any more. On error the shadow still has its
-  /// version.
-  ///   - Errc::unsupported: the target has no shadow.
+  /// Writes all of live memory, each tile verified on its way: after release(), or after a failure by which live memory
+  /// lost its version. It is at the addresses that the placement names, with whatever in it. A commit before it cannot
+  /// be rolled back any more.
+  ///
+  /// With PlacedTargetOptions::shadow from there: nothing comes over the network, and on error the shadow still has its
+  /// version. Without, it is the newest version, pulled whole; errors are those of pull() and commit(), too.
+  ///   - Errc::unsupported: the target is no placed one.
   ///   - Errc::not_found: the shadow has no version.
   ///   - Errc::corrupt: a tile of the shadow is wrong, or (with attest_commits) live memory does not keep what is
   ///     written: pull again.

@@ -69,7 +69,8 @@ void at_once(std::size_t count, const CallContext& until, Call&& call) {
 }  // namespace
 
 Result<std::unique_ptr<StagedUpdate>> PartsReceiver::pull(const Want& want, const CallOptions& call) {
-  if (target_ == nullptr || needed().empty()) return Error(Errc::invalid_argument, "pull: no target is bound");
+  DS_TRY(check_pullable());
+  if (needed().empty()) return Error(Errc::invalid_argument, "pull: no target is bound");
   DS_TRY(check_want(want).with_context("pull"));
   if (!want.directory.empty()) return Error(Errc::unsupported, "pull: trainer nodes hold parts, which no directory is");
   close_staged();

@@ -151,7 +151,7 @@ def test_what_cannot_be_asked(fleets: Callable[..., Fleet]) -> None:
         deltasync.RolloutControl(object(), fleet.receiver)  # type: ignore[arg-type]
 
 
-def test_weights_without_a_shadow_do_not_sleep(segment_name: str) -> None:
+def test_weights_without_a_shadow_wake_as_the_newest(segment_name: str) -> None:
     trained, served = model(1.0), model(0.0)
     with (
         deltasync.WeightManager(trained, name=segment_name) as manager,
@@ -161,9 +161,17 @@ def test_weights_without_a_shadow_do_not_sleep(segment_name: str) -> None:
         receiver.update()
         engine = Engine(served)
         with deltasync.RolloutControl(engine, receiver) as control:
-            failed = Client(control.endpoint).post("/v1/sleep", None, 501)
-            assert "make it with shadow=True" in failed["error_message"]
-            assert engine.finish(engine.submit("a")).tokens == [1.0] * TOKENS
+            client = Client(control.endpoint)
+            client.post("/v1/sleep")
+            assert receiver.version is None
+            with torch.no_grad():
+                for parameter in trained.parameters():
+                    parameter.fill_(2.0)
+            manager.offload()
+            manager.wait_ready()
+            client.post("/v1/wakeup")
+            assert receiver.version is not None and receiver.version.number == 2
+            assert engine.finish(engine.submit("a")).tokens == [2.0] * TOKENS
         engine.close()
         assert engine.torn == []
 

@@ -1,8 +1,12 @@
-"""A shadow beside live memory: the engine sleeps, its memory is another's meanwhile, and wakes without the network."""
+"""An engine sleeps, its memory is another's meanwhile, and wakes: from a shadow without the network, or by a pull."""
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
+from pathlib import Path
+from typing import Any
 
 import deltasync
 import pytest
@@ -69,8 +73,9 @@ def test_rebind_gives_and_takes_a_shadow(segment_name: str) -> None:
             assert torch.equal(served.weight, trained.weight)
             receiver.rebind(plan)
             receiver.update(1)
-            with pytest.raises(errors.Unsupported, match="no shadow"):
-                receiver.release()
+            assert receiver.repair().fetched == 0  # there is nothing to repair
+            overwrite(served)
+            assert receiver.repair().fetched == 2
 
 
 def test_a_repair_comes_from_the_shadow(segment_name: str) -> None:
@@ -87,17 +92,79 @@ def test_a_repair_comes_from_the_shadow(segment_name: str) -> None:
             assert receiver.attest() == []
 
 
-def test_without_a_shadow_nothing_is_released(segment_name: str) -> None:
+def test_without_live_memory_nothing_is_released(segment_name: str) -> None:
     with deltasync.WeightManager(model(1.0), name=segment_name) as manager:
         manager.offload()
-        with deltasync.Receiver(manager.endpoint, module=model(0.0)) as receiver:
+        with deltasync.Receiver(manager.endpoint) as receiver:
             receiver.update()
             for call in (receiver.release, receiver.restore):
-                with pytest.raises(errors.Unsupported, match="shadow=True"):
+                with pytest.raises(errors.Unsupported, match="no module and no plan"):
                     call()
             assert receiver.version is not None
         with pytest.raises(errors.InvalidArgument, match="shadow=True"):
             deltasync.Receiver(manager.endpoint, shadow=True)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("local", ["auto", "never"])
+@pytest.mark.parametrize("shadow", [False, True])
+def test_memory_that_sleeps_is_given_back_and_has_its_weights_when_it_wakes(
+    shadow: bool, local: str, segment_name: str
+) -> None:
+    rows, cols = 4096, 4096
+    trained = torch.nn.Linear(cols, rows, bias=False)
+    memory = mmap.mmap(-1, rows * cols * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    served = torch.nn.Linear(cols, rows, bias=False, device="meta")
+    served.weight = torch.nn.Parameter(torch.frombuffer(memory, dtype=torch.float32).view(rows, cols))
+    address = served.weight.data_ptr()
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served, shadow=shadow, local=local) as receiver:
+            receiver.update()
+            awake = resident_bytes()
+            receiver.release()
+            memory.madvise(mmap.MADV_DONTNEED)
+            assert awake - resident_bytes() > 0.9 * len(memory)
+            assert receiver.version is None
+            with pytest.raises(errors.InvalidArgument, match="has to be restored first"):
+                receiver.update()
+            assert not served.weight.any()
+            memory.madvise(mmap.MADV_DONTNEED)  # which that has touched
+            with torch.no_grad():
+                trained.weight.add_(1)
+            manager.offload()
+            manager.wait_ready()
+            report = receiver.restore()
+            assert report.version.number == (1 if shadow else 2)
+            assert report.tiles == rows * cols // 65536 and report.fetched == (0 if shadow else report.tiles)
+            receiver.update(2)
+            assert torch.equal(served.weight, trained.weight) and served.weight.data_ptr() == address
+            assert receiver.attest() == []
+
+
+def test_a_restore_that_fails_is_asked_for_again(segment_name: str, held_port: Any) -> None:
+    trained, served = model(1.0), model(0.0)
+    listen = held_port.endpoint
+    with deltasync.WeightManager(trained, name=segment_name, listen=listen) as manager:
+        manager.offload()
+        receiver = deltasync.Receiver(manager.endpoint, module=served, timeout=60)
+        receiver.update()
+        receiver.release()
+        overwrite(served)
+    with receiver:
+        with pytest.raises(errors.Error):
+            receiver.restore(timeout=0.5)
+        assert receiver.version is None
+        with pytest.raises(errors.InvalidArgument, match="has to be restored first"):
+            receiver.update(timeout=0.5)
+        with deltasync.WeightManager(trained, name=f"{segment_name}-again", listen=listen) as manager:
+            manager.offload()
+            receiver.restore()
+            assert torch.equal(served.weight, trained.weight)
 
 
 def test_what_is_staged_is_current_until_the_trainer_begins_again(segment_name: str) -> None:

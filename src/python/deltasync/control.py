@@ -26,7 +26,7 @@ from . import _checks, _native
 from ._deadlines import left, seconds
 from ._native import Version
 from .agent import read_token
-from .errors import InvalidArgument, Unsupported
+from .errors import InvalidArgument
 from .rollout import Receiver
 from .tls import Tls, TlsLike
 
@@ -81,7 +81,7 @@ class RolloutEngine:
 
     def release_memory(self, memory: str) -> None:
         """Gives up weights, kv_cache, cpu_cache or cuda_graph. What it held is lost; weights come back from the
-        receiver's shadow."""
+        receiver's shadow, or are the newest version then."""
         raise NotImplementedError("release_memory")
 
     def restore_memory(self, memory: str) -> None:
@@ -106,8 +106,9 @@ class Admission(NamedTuple):
 class RolloutControl:
     """Serves control routes until it is closed.
 
-    ``receiver`` keeps the engine's weights; it needs ``shadow=True`` if weights shall sleep, and no ``background``.
-    What it has committed is live. Without that the engine has to be paused, until an update gives it weights.
+    ``receiver`` keeps the engine's weights, without ``background``. Weights that slept are the newest version when they
+    wake; with its ``shadow=True`` the version that they were. What it has
+    committed is live. Without that the engine has to be paused, until an update gives it weights.
 
     ``listen`` is HOST:PORT; beyond loopback a ``token`` (or ``token_file``) is needed, which clients show as
     "Authorization: Bearer …", or certificates of clients (``tls`` with ``ca``). ``dialects``: whose routes are served:
@@ -272,12 +273,7 @@ class _ReceiverWeights:
             self._wrong = False
 
     def release(self, timeout: float) -> None:
-        try:
-            self._receiver.release(timeout=timeout)
-        except Unsupported as error:
-            raise Unsupported(
-                "weights cannot sleep: their receiver has no shadow", "make it with shadow=True"
-            ) from error
+        self._receiver.release(timeout=timeout)
 
     def cancel(self) -> None:
         """For good."""

@@ -62,8 +62,7 @@ class Receiver:
     pull is whole; ``refuse`` raises NoSpace.
 
     ``shadow``: a copy on the host of what ``module`` or ``plan`` has in live memory, which takes as much memory again.
-    With it an engine can sleep and wake without the network (:meth:`release`, :meth:`restore`), and repairs come from
-    it.
+    With it an engine wakes without the network (:meth:`release`, :meth:`restore`), and repairs come from it.
 
     ``engine_streams``: of CUDA devices by their ordinals, the streams (torch's, or addresses) on which the engine
     computes with the weights. A commit comes behind what is queued there, and what is queued there after it comes
@@ -254,15 +253,15 @@ class Receiver:
             return RepairReport(**self._bound.native.repair(tiles, left(end)))
 
     def release(self, *, timeout: float | None = None) -> None:
-        """Gives live memory up, so that the engine can sleep: nothing touches it once this has returned. The shadow
-        keeps its version, ``version`` is None, and nothing can be pulled until :meth:`restore`. A pull that is under
-        way is cancelled, and the last commit cannot be rolled back any more.
+        """Gives live memory up, so that the engine can sleep: nothing touches it once this has returned. A shadow keeps
+        its version, ``version`` is None, and nothing can be pulled until :meth:`restore`. A pull that is under way is
+        cancelled, and the last commit cannot be rolled back any more.
 
-        Errors: Unsupported (made without ``shadow``); DeadlinePassed, IoError: a device may still write to the memory,
-        which must be kept until a later call succeeds.
+        Errors: Unsupported (made without ``module`` and ``plan``); DeadlinePassed, IoError: a device may still write to
+        the memory, which must be kept until a later call succeeds.
         """
         end = end_of("release", timeout, self.timeout)
-        self._need_shadow("release")
+        self._need_live_memory("release")
         self.cancel()
         try:
             with self._bound.locked("release", end):
@@ -274,15 +273,17 @@ class Receiver:
             self._pulls.begin_next_if_idle()
 
     def restore(self, *, timeout: float | None = None) -> RepairReport:
-        """Writes all of live memory from the shadow, verified: after :meth:`release`, once the memory is there again at
-        the same addresses, or when no version is whole in it any more (:attr:`lost`). Nothing comes over the network. A
+        """Writes all of live memory, verified: after :meth:`release`, once the memory is there again at the same
+        addresses, or when no version is whole in it any more (:attr:`lost`). With ``shadow`` from there, and nothing
+        comes over the network; without, it is the agent's newest version, out of its memory if it is on this host. A
         pull that is under way is cancelled, and begun again with ``background``.
 
-        Errors: Unsupported (made without ``shadow``), NotFound (the shadow has no version), CorruptData (a tile of the
-        shadow is wrong: update() then), IoError (a device's), DeadlinePassed.
+        Errors: Unsupported (made without ``module`` and ``plan``), NotFound (the shadow has no version), CorruptData (a
+        tile of the shadow is wrong: update() then), IoError (a device's), DeadlinePassed; without ``shadow`` those of
+        :meth:`update`, too.
         """
         end = end_of("restore", timeout, self.timeout)
-        self._need_shadow("restore")
+        self._need_live_memory("restore")
         self.cancel()
         try:
             with self._bound.locked("restore", end):
@@ -409,9 +410,11 @@ class Receiver:
     def _keep(self, **where: Any) -> Kept:
         return Kept(self.layout, self.sidecar, self._engine_streams, **where)
 
-    def _need_shadow(self, call: str) -> None:
-        if not self._shadow:
-            raise Unsupported(f"{call}: this receiver has no shadow", "make it with shadow=True")
+    def _need_live_memory(self, call: str) -> None:
+        if self._bound.kept.placement is None:
+            raise Unsupported(
+                f"{call}: this receiver writes into no module and no plan, whose memory could be given up"
+            )
 
     def _committed_memory(self) -> HostMemory:
         if self._bound.kept.memory is None:
