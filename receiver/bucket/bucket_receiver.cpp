@@ -141,7 +141,7 @@ Result<RepairReport> BucketReceiver::repair(std::span<const std::uint64_t> /*til
 }
 
 Result<std::unique_ptr<StagedUpdate>> BucketReceiver::pull(const Want& want, const CallOptions& call) {
-  if (target_ == nullptr) return Error(Errc::invalid_argument, "pull: no target is bound");
+  DS_TRY(check_pullable());
   DS_TRY(check_want(want).with_context("pull"));
   if (!want.directory.empty()) {
     return Error(Errc::unsupported, "pull: a directory, into a bucket channel's receiver: make one of an agent");
