@@ -62,11 +62,11 @@ if [[ -n $fetch ]]; then
   exit 0
 fi
 
-# What a machine without a device can do.
-configure() {
-  cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 \
-    -DDELTASYNC_BUILD_TESTS=ON -DDELTASYNC_CUDA=ON -DDELTASYNC_WERROR=OFF -DCMAKE_CUDA_ARCHITECTURES="$device_arch" "$@"
-}
+# ---- the build, with a device or without ----
+configuration=(
+  -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16
+  -DDELTASYNC_BUILD_TESTS=ON -DDELTASYNC_CUDA=ON -DDELTASYNC_WERROR=OFF
+)
 targets=(gpu_tests deltasync deltasync-bench deltasync-agent)
 
 # A program that says "90 81000 NAME" of a device of compute capability 9.0, or what is wrong with it.
@@ -106,7 +106,7 @@ make_pack() {
     extra+=(-DDELTASYNC_PYTHON=ON -DPython_EXECUTABLE="$python" -DSKBUILD_SABI_COMPONENT=Development.SABIModule)
     targets+=(_native)
   fi
-  configure "${extra[@]}" "-DCMAKE_BUILD_RPATH=\$ORIGIN/../lib;\$ORIGIN/../../lib" \
+  cmake "${configuration[@]}" -DCMAKE_CUDA_ARCHITECTURES="$device_arch" "${extra[@]}" "-DCMAKE_BUILD_RPATH=\$ORIGIN/../lib;\$ORIGIN/../../lib" \
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags >/dev/null
   cmake --build build-gpu -j "$(nproc)" --target "${targets[@]}"
   rm -rf build-gpu/packed
@@ -274,9 +274,8 @@ check_device() {
 build() {
   local status=0 log=$results/configure.log time
   begin "build"
-  export -f configure
-  export device_arch
-  timeout 120 bash -c 'configure "$@"' configure "${cmake_arguments[@]}" >"$log" 2>&1 || status=$?
+  timeout 120 cmake "${configuration[@]}" -DCMAKE_CUDA_ARCHITECTURES="$device_arch" "${cmake_arguments[@]}" \
+    >"$log" 2>&1 || status=$?
   if ((status)); then
     cat "$log" >&2
     stop build "cmake: $(grep -m 1 -A 3 'CMake Error' "$log" | tr -s '\n ' ' ')"

@@ -76,8 +76,9 @@ inline constexpr const char* kVersionHeader = "X-Deltasync-Version";
 /// VersionSpans spans;
 /// spans.computed({.id = {7, 3}, .label = "step-3"}, 17);
 /// spans.computed({.id = {7, 4}, .label = "step-4"}, 1);
-/// for (const auto& [version, first, end] : spans.list()) std::printf("%s: tokens %zu to %zu\n", version.c_str(),
-/// first, end);
+/// for (const auto& [version, first, end] : spans.list()) {
+///   std::printf("%s: tokens %zu to %zu\n", version.c_str(), first, end);
+/// }
 /// ```
 class VersionSpans {
  public:

@@ -62,6 +62,14 @@ struct alignas(kUnitBytes) Unit {
   std::uint64_t words[2];
 };
 
+/// Whether a tile lies as a whole in one region, which is in this table's memory.
+DS_HD inline bool only_region(const placement::WordTable& table, const placement::WordTile& tile,
+                              placement::WordRegion& out) {
+  if (tile.primaries != 1) return false;
+  out = placement::load_row(table.regions + tile.first);
+  return out.first != nullptr;
+}
+
 /// A tile all of which lies in one region, its rows without gaps. Rows that follow each other are one long row.
 struct DenseRows {
   std::byte* first = nullptr;
@@ -78,9 +86,8 @@ struct DenseRows {
 /// Whether the tile can be used in pieces of `unit` bytes, each of them aligned.
 DS_HD inline bool dense_rows(const placement::WordTable& table, const placement::WordTile& tile, std::uint32_t rows,
                              std::uint32_t unit, DenseRows& out) {
-  if (tile.primaries != 1) return false;
-  const auto region = placement::load_row(table.regions + tile.first);
-  if (region.first == nullptr) return false;
+  placement::WordRegion region;
+  if (!only_region(table, tile, region)) return false;
   if (region.col_stride != tile.element_bytes && tile.cols != 1) return false;
   out.first = placement::element_in(region, tile.row, tile.col);
   out.row_stride = region.row_stride;
@@ -112,11 +119,9 @@ struct OnePlace {
   }
 };
 
-/// Whether it does, in memory of this table.
 DS_HD inline bool one_place(const placement::WordTable& table, const placement::WordTile& tile, OnePlace& out) {
-  if (tile.primaries != 1) return false;
-  const auto region = placement::load_row(table.regions + tile.first);
-  if (region.first == nullptr) return false;
+  placement::WordRegion region;
+  if (!only_region(table, tile, region)) return false;
   out.first = placement::element_in(region, tile.row, tile.col);
   out.col_stride = region.col_stride;
   out.cols = tile.cols;

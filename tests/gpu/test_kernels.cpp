@@ -231,7 +231,7 @@ TEST_P(Kernels, DigestsAreThoseOfTheHalf) {
   Work work(*device_);
   const std::vector<std::uint64_t> zeros(staged_.size());
   gpu::DigestTiles kernel{up(work, all_), work.up(staged_), work.up(zeros), static_cast<std::uint32_t>(staged_.size()),
-                          blocks_per_tile()};
+                          blocks_per_tile(gpu::kDigestBlockBytes)};
   work.run(kernel);
   EXPECT_EQ(work.down(kernel.sums, staged_.size()), digests(before()));
 }

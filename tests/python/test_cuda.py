@@ -54,10 +54,6 @@ def step(trained: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def on_a_stream() -> Any:
-    return torch.cuda.Stream() if DEVICE == "cuda" else None
-
-
 @pytest.mark.parametrize("shadow", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_real_steps_arrive_bit_for_bit(dtype: torch.dtype, shadow: bool, segment_name: str) -> None:

@@ -146,6 +146,25 @@ def test_memory_that_sleeps_is_given_back_and_has_its_weights_when_it_wakes(
             assert receiver.attest() == []
 
 
+@pytest.mark.parametrize("shadow", [False, True])
+def test_a_module_that_woke_elsewhere_is_not_written(shadow: bool, segment_name: str) -> None:
+    trained, served = model(1.0), model(0.0)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served, shadow=shadow) as receiver:
+            receiver.update()
+            receiver.release()
+            before = served.weight.data
+            overwrite(served)
+            served.weight.data = torch.zeros_like(before)
+            with pytest.raises(errors.LayoutMismatch, match="weight: the module keeps it elsewhere"):
+                receiver.restore()
+            assert before.isnan().all() and not served.weight.any()
+            served.weight.data = before
+            receiver.restore()
+            assert torch.equal(served.weight, trained.weight)
+
+
 def test_a_restore_that_fails_is_asked_for_again(segment_name: str, held_port: Any) -> None:
     trained, served = model(1.0), model(0.0)
     listen = held_port.endpoint

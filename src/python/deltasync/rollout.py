@@ -278,7 +278,7 @@ class Receiver:
         comes over the network; without, it is the agent's newest version, out of its memory if it is on this host. A
         pull that is under way is cancelled, and begun again with ``background``.
 
-        Errors: Unsupported (made without ``module`` and ``plan``), NotFound (the shadow has no version), CorruptData (a
+        Errors: LayoutMismatch (the module is elsewhere), Unsupported (made without ``module`` and ``plan``), NotFound (the shadow has no version), CorruptData (a
         tile of the shadow is wrong: update() then), IoError (a device's), DeadlinePassed; without ``shadow`` those of
         :meth:`update`, too.
         """
@@ -288,6 +288,8 @@ class Receiver:
         try:
             with self._bound.locked("restore", end):
                 self._pulls.forget()
+                self._bound.kept.check()
+                self._bound.kept.wait_for_kernels()
                 report = RepairReport(**self._bound.native.restore(left(end)))
                 self._bound.released = False
         finally:

@@ -64,6 +64,34 @@ TEST_P(ShadowPull, WakesWithoutTheNetwork) {
   EXPECT_EQ(commit_pull().mode, PullMode::delta);
 }
 
+TEST_P(ShadowPull, WithoutAShadowItWakesAsTheNewestVersion) {
+  start();
+  engine_.emplace(made_.engine, made_.plan, GetParam(), 5);
+  engine_->device_timeout = device_timeout_;
+  const Status bound = receiver_->bind(*engine_->make(model_.layout), engine_->placement()->slices(), in_ms(60'000));
+  ASSERT_TRUE(bound.ok()) << bound.error().to_string();
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());
+  ASSERT_TRUE(receiver_->release(in_ms(60'000)).ok());
+  EXPECT_FALSE(receiver_->current().has_value());
+  engine_->scramble(std::byte{0xA5});
+  const auto early = pull();
+  ASSERT_FALSE(early.ok());
+  EXPECT_THAT(early.error().message(), HasSubstr("restored first"));
+  step(0.02);
+  const auto restored = receiver_->restore(in_ms(60'000));
+  ASSERT_TRUE(restored.ok()) << restored.error().to_string();
+  EXPECT_EQ(restored->version, receiver_->current());
+  EXPECT_EQ(restored->bytes, model_.layout->model_bytes());
+  EXPECT_EQ(restored->fetched, restored->tiles);
+  expect_live(model_.half);
+  step(0.02);
+  staged = pull();
+  ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());
+  EXPECT_EQ((*staged)->report().mode, PullMode::delta);
+  expect_live(model_.half);
+}
+
 /// What was under way is forgotten: it stood on memory that is not there any more.
 TEST_P(ShadowPull, SleepForgetsWhatWasUnderWay) {
   start_shadowed();
