@@ -23,6 +23,7 @@
 #         upgrade  the last release of the protocol before this one against this one (tools/ci/test_upgrade.sh)
 #         megatron two models on the real Megatron, in both of its releases (tools/test_engines.sh megatron runs all)
 #         ray      a fleet on a Ray cluster of a lab's hosts (tools/test_engines.sh ray)
+#         gpu      the CUDA code without a device: all tests that want one, over an emulated runtime (five minutes)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -41,7 +42,7 @@ if [[ ${1:-} == --share ]]; then
   shift
 fi
 stages=("$@")
-((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray chaos)
+((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray gpu chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped, with their reasons:\n%s' "$(sed '/^[[:space:]]*$/d' <<<"$skips")"$'\n'; fi
@@ -152,7 +153,7 @@ skip_reasons() {
 
 # The tests of code that runs on several threads or shares memory, by name; and the kernels, whose masks g++ 12 got wrong
 # under the register pressure of this build.
-concurrent='^test_(base_thread|base_trace|base_until|delta_(decode_)?kernels|delta_merge|shm|net|writer|agent|receiver|relay|gpu_fake)'
+concurrent='^test_(base_thread|base_trace|base_until|delta_(decode_)?kernels|delta_merge|shm|net|writer|agent|receiver|relay|gpu_(fake|emul))'
 # Long walks on one thread, which take this build many minutes; their pools run in test_receiver_pull and test_delta_merge
 # as well.
 one_thread='^test_(shm_model|receiver_target_conformance|delta_merge_scalar)'
@@ -195,8 +196,24 @@ run_stage() {
       ;;
     megatron) step "megatron" tools/test_engines.sh megatron -- -k 'qwen3_moe-tp2-pp2-ep2] or gpt_oss-tp2-pp2' ;;
     ray) step "ray" tools/test_engines.sh ray ;;
+    gpu) run_gpu ;;
     chaos) step "chaos" tools/chaos.sh --minutes 10 ;;
   esac
+}
+
+# What ctest runs a part of: without its filters, and with other orders of threads each time.
+run_gpu() {
+  local name programs
+  step "gpu: configure" configure release
+  mapfile -t programs < <(ninja -C build -t targets all | sed -nE 's/^(test_[a-z0-9_]+_emulated): phony.*/\1/p' | sort -u)
+  if ((${#programs[@]} == 0)); then
+    step "gpu" bash -c 'echo "skipped: there is no nvcc, which makes the kernels'"'"' PTX"; exit 77'
+    return
+  fi
+  step "gpu: build" cmake --build --preset release -j "$jobs" --target "${programs[@]}"
+  for name in "${programs[@]}"; do
+    step "gpu: $name" env DELTASYNC_EMULATED_SEED="$RANDOM" "build/tests/$name" --gtest_brief=1
+  done
 }
 
 run_tsan() {
@@ -238,7 +255,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | megatron | ray | chaos) ;;
+    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | megatron | ray | gpu | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2

@@ -164,10 +164,11 @@ function(deltasync_test name)
   deltasync_test_in(${name} ${ARG_IN})
 endfunction()
 
-# deltasync_gpu_test(NAME …): NAME_cuda, which wants a real device (label gpu), and NAME_standin: the same objects with
-# tests/gpu/standin_device.cpp for a device, so that what is asked of a real one is seen to hold without one.
+# deltasync_gpu_test(NAME … [QUICK filter]): NAME_cuda, which wants a real device (label gpu), and NAME_emulated: the same
+# objects over an emulated CUDA runtime, so that the kernels run without a device. Where that takes minutes, ctest runs what
+# QUICK lets through, tools/test.sh gpu all of it, and sanitizers, with which it takes ten times as long, nothing.
 function(deltasync_gpu_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "QUICK" "SOURCES;DEPENDS" ${ARGN})
   add_library(${name}_objects OBJECT ${ARG_SOURCES})
   target_link_libraries(${name}_objects PRIVATE deltasync_options ${ARG_DEPENDS} GTest::gtest GTest::gmock)
   target_compile_options(${name}_objects PRIVATE ${DELTASYNC_COLD})
@@ -175,9 +176,25 @@ function(deltasync_gpu_test name)
   target_compile_definitions(${name}_objects PRIVATE DELTASYNC_TEST_CUDA
                                                      $<$<BOOL:${DELTASYNC_SANITIZE}>:DELTASYNC_SANITIZED>)
   deltasync_test(${name}_cuda SOURCES $<TARGET_OBJECTS:${name}_objects> DEPENDS ${ARG_DEPENDS} LABELS gpu)
-  deltasync_test(
-    ${name}_standin
-    SOURCES ${PROJECT_SOURCE_DIR}/tests/gpu/standin_device.cpp $<TARGET_OBJECTS:${name}_objects>
-    DEPENDS ${ARG_DEPENDS})
   set_target_properties(${name}_cuda PROPERTIES LINKER_LANGUAGE CXX)
+  if(DELTASYNC_WITH_EMULATOR AND NOT (DELTASYNC_SANITIZE AND ARG_QUICK))
+    deltasync_emulated_test(${name}_emulated SOURCES $<TARGET_OBJECTS:${name}_objects> DEPENDS ${ARG_DEPENDS})
+    if(ARG_QUICK)
+      set_tests_properties(${name}_emulated PROPERTIES ENVIRONMENT "GTEST_FILTER=${ARG_QUICK}")
+    endif()
+  endif()
+endfunction()
+
+# deltasync_emulated_test(NAME SOURCES … DEPENDS … [KERNELS target]): a program whose CUDA runtime is tests/gpu/emulator.
+function(deltasync_emulated_test name)
+  cmake_parse_arguments(ARG "" "KERNELS" "SOURCES;DEPENDS" ${ARGN})
+  if(NOT ARG_KERNELS)
+    set(ARG_KERNELS deltasync_emulated_kernels)
+  endif()
+  foreach(objects deltasync_emulated_runtime deltasync_emulated_device ${ARG_KERNELS})
+    list(APPEND ARG_SOURCES $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+  deltasync_test(${name} SOURCES ${ARG_SOURCES} DEPENDS ${ARG_DEPENDS} deltasync_ptx IN release)
+  # Without CUDA's own runtime (src/gpu/CMakeLists.txt): a call that is not emulated does not link.
+  set_target_properties(${name} PROPERTIES DELTASYNC_EMULATED ON LINKER_LANGUAGE CXX)
 endfunction()

@@ -1,0 +1,127 @@
+// What CudaDevice leaves to its engine as it was: current device, errors, graph captures. Over the emulated runtime.
+#include <gmock/gmock-matchers.h>
+
+#include "base/deadline.hpp"
+#include "gpu/cuda_device.hpp"
+#include "tests/gpu/emulator/gate.hpp"
+#include "tests/gpu/emulator/runtime.hpp"
+#include "tests/gpu/work.hpp"
+
+namespace deltasync::emulator {
+namespace {
+
+using testing::HasSubstr;
+
+class EmulatedCudaDevice : public testing::Test {
+ protected:
+  static CallContext soon() { return CallContext(Deadline::after(std::chrono::minutes(1))); }
+
+  std::unique_ptr<gpu::Device> device_ = *gpu::open_cuda_device(1, gpu::Use::kernels);
+};
+
+TEST_F(EmulatedCudaDevice, IsNamedAndCounted) {
+  EXPECT_EQ(device_->name(), "cuda:1 (emulated from PTX)");
+  EXPECT_EQ(*gpu::cuda_device_count(), 2);
+  EXPECT_THAT(gpu::open_cuda_device(2, gpu::Use::copies).error().message(), HasSubstr("there are 2 CUDA devices"));
+}
+
+TEST_F(EmulatedCudaDevice, TheCurrentDeviceStays) {
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  const auto current = [] {
+    int device = -1;
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    return device;
+  };
+  {
+    test::Work work(*device_);
+    std::uint64_t* const sums = work.up(std::vector<std::uint64_t>(1));
+    EXPECT_EQ(current(), 0);
+    const auto* const memory = reinterpret_cast<const std::byte*>(work.up(std::vector<std::uint64_t>(64, 3)));
+    work.run(gpu::SumMemory{memory, 512, sums});
+    EXPECT_EQ(work.down(sums, 1)[0], 64u * 3);
+    EXPECT_EQ(current(), 0);
+  }
+  EXPECT_EQ(current(), 0);
+  EXPECT_FALSE(device_->allocate(std::uint64_t{1} << 50).ok());
+  EXPECT_EQ(current(), 0);
+}
+
+/// An engine that asks for its last error finds none of this device's.
+TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
+  const auto too_much = device_->allocate(std::uint64_t{1} << 50);
+  EXPECT_EQ(too_much.error().code(), Errc::no_space);
+  EXPECT_THAT(too_much.error().message(), HasSubstr("cudaMalloc of 1125899906842624 bytes: out of memory"));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  const gpu::Memory pinned = *device_->pin(4096);
+  EXPECT_EQ(device_->register_host(pinned.data(), 4096)->kind(), gpu::Memory::Kind::borrowed);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  const auto stream = *device_->make_stream();
+  const auto event = *device_->make_event();
+  {
+    Gate gate(static_cast<cudaStream_t>(stream->handle().raw));
+    ASSERT_TRUE(stream->record(*event).ok());
+    EXPECT_FALSE(*event->done());
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    gate.open();
+    EXPECT_TRUE(gpu::wait(*event, soon(), "a test's work").ok());
+  }
+}
+
+TEST_F(EmulatedCudaDevice, ACaptureIsSeenAndNotBroken) {
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  cudaStream_t engine = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&engine, cudaStreamNonBlocking), cudaSuccess);
+  const auto adopted = *device_->adopt_stream({engine});
+  EXPECT_FALSE(*adopted->is_captured());
+  ASSERT_EQ(cudaStreamBeginCapture(engine, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_TRUE(*adopted->is_captured());
+  std::thread([&] {  // what pulls do meanwhile, on a thread of their own
+    test::Work work(*device_);
+    const auto* const up = work.up(std::vector<std::uint64_t>{5});
+    EXPECT_EQ(work.down(up, 1)[0], 5u);
+  })
+      .join();
+  std::thread ends([&] {
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(engine, &graph), cudaSuccess);
+  });
+  EXPECT_TRUE(gpu::wait_for_capture(*adopted, soon(), "an engine's stream").ok());
+  ends.join();
+  EXPECT_FALSE(*adopted->is_captured());
+  ASSERT_EQ(cudaStreamDestroy(engine), cudaSuccess);
+}
+
+/// A capture of another stream that the default stream would wait for.
+TEST_F(EmulatedCudaDevice, TheDefaultStreamWaitsForACaptureToo) {
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  const auto adopted = *device_->adopt_stream({nullptr});
+  EXPECT_FALSE(*adopted->is_captured());
+  ASSERT_EQ(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed), cudaSuccess);
+  EXPECT_TRUE(*adopted->is_captured());
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(blocking, &graph), cudaSuccess);
+  EXPECT_FALSE(*adopted->is_captured());
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
+TEST_F(EmulatedCudaDevice, AnErrorOfTheDeviceIsNamed) {
+  keep_faults(true);
+  const auto stream = *device_->make_stream();
+  const auto event = *device_->make_event();
+  const gpu::Memory memory = *device_->allocate(4096);
+  const gpu::SumMemory beyond{memory.data(), 8192, reinterpret_cast<std::uint64_t*>(memory.data())};
+  ASSERT_TRUE(stream->launch(beyond).ok());
+  static_cast<void>(stream->record(*event));
+  const Status waited = gpu::wait(*event, soon(), "a test's work");
+  ASSERT_FALSE(waited.ok());
+  EXPECT_THAT(waited.error().message(), HasSubstr("cuda:1 (emulated from PTX): cuda"));
+  EXPECT_THAT(waited.error().message(),
+              HasSubstr(": an illegal memory access was encountered (cudaErrorIllegalAddress)"));
+  keep_faults(false);
+}
+
+}  // namespace
+}  // namespace deltasync::emulator
