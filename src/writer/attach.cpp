@@ -48,7 +48,7 @@ WriterSession::WriterSession(SlotClaim claim, LayoutPtr layout, WriterOptions op
     : claim_(std::make_unique<SlotClaim>(std::move(claim))),
       layout_(std::move(layout)),
       options_(std::move(options)),
-      pool_(choose_threads(options_.threads), "ds-copy"),
+      copier_(choose_threads(options_.threads), "ds-copy"),
       coverage_(layout_),
       progress_(layout_),
       touched_(layout_->tensors().size(), 0),

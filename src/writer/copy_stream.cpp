@@ -161,7 +161,7 @@ Status CopyStream::wait_for_oldest(Deadline deadline) {
 
 /// SYNC POINT progress: the event orders the device's bytes before the count, as the fence of copy() does a thread's.
 void CopyStream::land_oldest() {
-  copy(flights_.front().from_buffer, around_.pool);
+  around_.copier.copy(flights_.front().from_buffer);
   release(true);
 }
 

@@ -44,7 +44,7 @@ class CopyStream {
     gpu::Device& device;
     shm::Segment& segment;
     shm::WriterRole& role;
-    ThreadPool& pool;  ///< moves what went through the buffer
+    Copier& copier;  ///< moves what went through the buffer
   };
   /// Registers both halves, or makes the buffer and logs why. Errors: no_space, io.
   static Result<std::unique_ptr<CopyStream>> open(const Surroundings& around, const DeviceLimits& limits);

@@ -28,12 +28,12 @@ std::unique_ptr<DeviceFinder> cuda_devices() {
 }
 
 Result<CopyStream*> CopyStreams::stream_for(std::int32_t ordinal, shm::Segment& segment, shm::WriterRole& role,
-                                            ThreadPool& pool) {
+                                            Copier& copier) {
   auto& copies = copy_streams_[ordinal];
   if (!copies) {
     auto opened = [&]() -> Result<std::unique_ptr<CopyStream>> {
       DS_ASSIGN(gpu::Device* const device, finder_->find(ordinal));
-      return CopyStream::open({*device, segment, role, pool}, limits_);
+      return CopyStream::open({*device, segment, role, copier}, limits_);
     }();
     if (!opened) {
       copy_streams_.erase(ordinal);

@@ -107,6 +107,7 @@ class WriterSession final : public Writer {
   Status queue_run(std::span<const SliceSource> run, Deadline deadline);
   Status settle_before(const Version& version, Deadline deadline);
   void abort_fill(Deadline settle) noexcept;
+  void report_copy_form();
   Status check_process() const;
   Status check_source(const Tensor& tensor, const Rect& rect, const Source& source) const;
   std::string who() const { return "writer " + std::to_string(options_.writer_index); }
@@ -117,7 +118,7 @@ class WriterSession final : public Writer {
   const LayoutPtr layout_;
   const WriterOptions options_;
 
-  ThreadPool pool_;
+  Copier copier_;
   Coverage coverage_;
   BatchCounter progress_;  ///< of the group that is being written
   std::vector<TensorSlice> plan_;
@@ -135,6 +136,7 @@ class WriterSession final : public Writer {
   std::uint32_t fills_ = 0;
   std::vector<CopyJob> jobs_;  ///< of the group that is being written
   bool changed_ = false;       ///< by change_fill(): it is whole, whatever was written
+  bool form_chosen_ = false;   ///< and logged
   bool failed_ = false;        ///< a write failed: only abort() helps
 
   std::uint64_t tickets_ = 0;

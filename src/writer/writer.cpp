@@ -66,6 +66,7 @@ Status WriterSession::begin(const Version& version, const CallOptions& call) {
   report_.version = version;
   report_.guard_s = seconds_since(start);
   ++fills_;
+  copier_.set_steady(fills_ > shm::kHalves);  // before, pages of a half may be new to this process
   failed_ = false;
   changed_ = false;
   coverage_.reset();
@@ -168,7 +169,7 @@ Status WriterSession::write_group(std::span<const SliceSource> group) {
     progress_.add(group[i].slice.tensor, group[i].slice.rect);
   }
   DS_TRY(role_->enter_copy(*fill_));
-  copy(jobs_, pool_);
+  copier_.copy(jobs_);
   for (const BatchCounter::Part& part : progress_.parts()) role_->add_progress(*fill_, part.batch, part.elements);
   role_->leave_copy(*fill_);
   return {};
@@ -238,10 +239,19 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
   }
   fill_.reset();
   report_.seal_s = seconds_since(start);
+  report_copy_form();
   report_.total_s = seconds_since(began_);
   const auto ns = [](double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); };
   link_.notify({ns(report_.total_s), ns(report_.guard_s)}, deadline.earlier(Deadline::after(kNotifyLimit)));
   return report_;
+}
+
+void WriterSession::report_copy_form() {
+  const Copier::InUse form = copier_.form();
+  report_.copy_form = form.name;
+  if (form.chosen && !std::exchange(form_chosen_, true)) {
+    log::info("copy_form_chosen form=\"{}\" threads={}", form.name, copier_.threads());
+  }
 }
 
 void WriterSession::abort() noexcept {

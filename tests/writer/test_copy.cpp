@@ -1,7 +1,10 @@
 // Copies of every awkward alignment, size and stride against the obvious loop.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "tests/support/model.hpp"
@@ -17,21 +20,47 @@ std::vector<std::byte> random_bytes(std::size_t n, std::uint64_t seed) {
   return out;
 }
 
-TEST(CopyBytes, EveryAlignmentAndSizeAroundTheLimits) {
-  const auto from = random_bytes(kStreamBytesMin + 40'000, 1);
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{63}, kStreamBytesMin - 1, kStreamBytesMin,
-                                 kStreamBytesMin + 1, kStreamBytesMin + 16'384 + 65}) {
-    for (const std::size_t to_at : {0u, 1u, 16u, 63u, 64u}) {
-      for (const std::size_t from_at : {0u, 3u, 64u}) {
-        std::vector<std::byte> to(size + 200, std::byte{0xee});
-        copy_bytes(to.data() + to_at, from.data() + from_at, size);
-        copy_fence();
-        ASSERT_EQ(std::memcmp(to.data() + to_at, from.data() + from_at, size), 0) << size << " " << to_at;
-        for (std::size_t i = 0; i < to_at; ++i) ASSERT_EQ(to[i], std::byte{0xee});
-        for (std::size_t i = to_at + size; i < to.size(); ++i) ASSERT_EQ(to[i], std::byte{0xee}) << size << " " << i;
+TEST(CopyForms, EveryAlignmentAndSizeInEachForm) {
+  const auto from = random_bytes(100'000, 1);
+  for (const CopyForm& form : copy_forms()) {
+    for (const std::size_t size : {0u, 1u, 63u, 64u, 4095u, 16'384u, 16'385u, 65'536u + 65, 81'920u}) {
+      for (const std::size_t to_at : {0u, 1u, 16u, 63u, 64u}) {
+        for (const std::size_t from_at : {0u, 3u, 64u}) {
+          std::vector<std::byte> to(size + 200, std::byte{0xee});
+          copy_in_form(form, to.data() + to_at, from.data() + from_at, size);
+          ASSERT_EQ(std::memcmp(to.data() + to_at, from.data() + from_at, size), 0) << form.name << " " << size;
+          for (std::size_t i = 0; i < to_at; ++i) ASSERT_EQ(to[i], std::byte{0xee}) << form.name;
+          for (std::size_t i = to_at + size; i < to.size(); ++i) ASSERT_EQ(to[i], std::byte{0xee}) << form.name;
+        }
       }
     }
   }
+}
+
+TEST(CopyForms, TheFirstIsMemcpyAndNamesDiffer) {
+  EXPECT_STREQ(copy_forms()[kMemcpyForm].name, "memcpy");
+  std::set<std::string> names;
+  for (const CopyForm& form : copy_forms()) names.insert(form.name);
+  EXPECT_EQ(names.size(), copy_forms().size());
+}
+
+/// Pieces are copied in all forms meanwhile, by all threads, and are right.
+TEST(Copier, ChoosesOnceItsCopiesAreSteady) {
+  const auto from = random_bytes(8u << 20, 2);
+  std::vector<std::byte> to(from.size());
+  Copier copier(2, "copy");
+  const auto copy_all = [&] {
+    std::fill(to.begin(), to.end(), std::byte{0});
+    copier.copy({to.data(), to.size(), from.data(), from.size(), 1, from.size()});
+    return to == from;
+  };
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(copy_all());
+  EXPECT_FALSE(copier.form().chosen);
+  EXPECT_STREQ(copier.form().name, copy_forms()[kUsualForm].name);
+  copier.set_steady(true);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(copy_all());  // 8 pieces each
+  EXPECT_TRUE(copier.form().chosen);
+  ASSERT_TRUE(copy_all());
 }
 
 struct Case {
@@ -55,7 +84,7 @@ TEST(Copy, ShapesOnOneAndThreeThreads) {
       {8, 0, 8, 8},
   };
   for (const unsigned threads : {1u, 3u}) {
-    ThreadPool pool(threads, "copy");
+    Copier copier(threads, "copy");
     for (const Case& c : cases) {
       const auto from = random_bytes(c.rows * c.from_stride + 16, c.rows);
       std::vector<std::byte> to(c.rows * c.to_stride + 16, std::byte{0x5c});
@@ -63,7 +92,7 @@ TEST(Copy, ShapesOnOneAndThreeThreads) {
       for (std::uint64_t r = 0; r < c.rows; ++r) {
         std::memcpy(expected.data() + r * c.to_stride, from.data() + r * c.from_stride, c.row_bytes);
       }
-      copy({to.data(), c.to_stride, from.data(), c.from_stride, c.rows, c.row_bytes}, pool);
+      copier.copy({to.data(), c.to_stride, from.data(), c.from_stride, c.rows, c.row_bytes});
       EXPECT_TRUE(to == expected) << c.rows << " x " << c.row_bytes << " on " << threads;
     }
   }
@@ -73,7 +102,7 @@ TEST(Copy, ManyJobsOfAllSizesOnOneAndThreeThreads) {
   test::Random random(5);
   const auto from = random_bytes(16u << 20, 6);
   for (const unsigned threads : {1u, 3u}) {
-    ThreadPool pool(threads, "copy");
+    Copier copier(threads, "copy");
     std::vector<std::byte> to(from.size() + 64, std::byte{0x5c});
     std::vector<std::byte> expected = to;
     std::vector<CopyJob> jobs = {{nullptr, 0, nullptr, 0, 0, 0}, {to.data(), 0, nullptr, 0, 3, 0}};
@@ -90,9 +119,9 @@ TEST(Copy, ManyJobsOfAllSizesOnOneAndThreeThreads) {
       }
       at += rows * stride + random.below(70);
     }
-    copy(jobs, pool);
+    copier.copy(jobs);
     EXPECT_TRUE(to == expected) << jobs.size() << " jobs on " << threads;
-    copy(std::span<const CopyJob>(), pool);
+    copier.copy(std::span<const CopyJob>());
   }
 }
 

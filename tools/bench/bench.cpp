@@ -17,15 +17,15 @@ struct Case {
   const char* name;
   Result<Json> (*run)(const Options&);
 };
-constexpr Case kCases[] = {{"diff", run_diff},          {"codec", run_codec},
-                           {"merge", run_merge},        {"apply", run_apply},
-                           {"offload", run_offload},    {"export", run_export},
-                           {"full", run_full},          {"packed", run_packed},
-                           {"partial", run_partial},    {"e2e", run_e2e},
-                           {"tensors", run_tensors},    {"relay", run_relay},
-                           {"fanout", run_fanout},      {"fleet-metadata", run_fleet_metadata},
-                           {"baseline", run_baseline},  {"gpu", run_gpu},
-                           {"colocated", run_colocated}};
+constexpr Case kCases[] = {{"diff", run_diff},         {"codec", run_codec},
+                           {"merge", run_merge},       {"apply", run_apply},
+                           {"offload", run_offload},   {"export", run_export},
+                           {"full", run_full},         {"packed", run_packed},
+                           {"partial", run_partial},   {"e2e", run_e2e},
+                           {"tensors", run_tensors},   {"relay", run_relay},
+                           {"fanout", run_fanout},     {"fleet-metadata", run_fleet_metadata},
+                           {"baseline", run_baseline}, {"gpu", run_gpu},
+                           {"copy", run_copy},         {"colocated", run_colocated}};
 
 /// A new directory beside the timeline's file, for what the processes write; it goes with this.
 class PartsDirectory {

@@ -50,6 +50,7 @@ Result<Json> run_diff(const Options& options);
 Result<Json> run_codec(const Options& options);
 Result<Json> run_merge(const Options& options);
 Result<Json> run_apply(const Options& options);
+Result<Json> run_copy(const Options& options);
 Result<Json> run_offload(const Options& options);
 Result<Json> run_export(const Options& options);
 Result<Json> run_full(const Options& options);

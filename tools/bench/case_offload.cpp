@@ -14,6 +14,7 @@ namespace {
 
 struct OffloadTimes {
   double offload_s = 0;
+  std::string_view form;
   double ready_s = 0;  ///< commit() returned → the agent serves the version
 };
 
@@ -45,6 +46,7 @@ class Offloader {
     DS_TRY(writer_->wait_ready(version.id, Deadline::after(kCaseLimit)));
     times.ready_s = watch.seconds();
     times.offload_s = report.total_s;
+    times.form = report.copy_form;
     return times;
   }
 
@@ -100,6 +102,7 @@ Result<Json> run_offload(const Options& options) {
               {"ratio_to_alone", offload_s / alone_s},
               {"commit_to_delta_s", median_of(with, &OffloadTimes::ready_s)},
               {"commit_to_delta_alone_s", median_of(without, &OffloadTimes::ready_s)},
+              {"copy_form", with.back().form},
               {"overlap_threads", options.overlap_threads}};
 }
 

@@ -22,6 +22,8 @@ class Halves {
   const LayoutPtr& layout_ptr() const noexcept { return layout_; }
   ByteSpan before() const noexcept { return segment_->half(0); }
   ByteSpan after() const noexcept { return segment_->half(1); }
+  /// The same bytes as after(), to be overwritten.
+  MutByteSpan writable() noexcept { return segment_->half(1); }
   /// Digests of `before`.
   const std::vector<std::uint64_t>& digests() const noexcept { return digests_; }
   const shm::Segment& segment() const noexcept { return *segment_; }

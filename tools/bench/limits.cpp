@@ -128,8 +128,14 @@ double copy_once(std::span<std::byte> to, std::span<const std::byte> from, Threa
   };
   const double pieces_s = in_pieces(kPiece);
   const double shares_s = in_pieces((bytes / pool.size() + 4095) / 4096 * 4096 + 4096);
+  static FormChoice choice(static_cast<unsigned>(copy_forms().size()), kUsualForm);
   const Stopwatch watch;
-  copy({to.data(), bytes, from.data(), bytes, 1, bytes}, pool);
+  pool.run((bytes + kPiece - 1) / kPiece, [&](std::uint64_t i, unsigned) {
+    const std::size_t at = i * kPiece;
+    const std::size_t size = std::min<std::uint64_t>(kPiece, bytes - at);
+    choice.run(size, true,
+               [&](unsigned form) { copy_in_form(copy_forms()[form], to.data() + at, from.data() + at, size); });
+  });
   return std::min({pieces_s, shares_s, watch.seconds()});
 }
 

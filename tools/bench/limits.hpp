@@ -26,8 +26,8 @@ class Buffer {
 };
 
 /// Seconds of one copy with all of the pool's threads, by the fastest of three ways: memcpy in pieces that the threads
-/// take in turn, memcpy of one share a thread (large enough for the C library to go past the caches), and the writer's
-/// own copy.
+/// take in turn, memcpy of one share a thread (large enough for the C library to go past the caches), and pieces in the
+/// fastest of the writer's forms.
 double copy_once(std::span<std::byte> to, std::span<const std::byte> from, ThreadPool& pool);
 /// Best of 5.
 double memcpy_s(std::span<std::byte> to, std::span<const std::byte> from, ThreadPool& pool);
