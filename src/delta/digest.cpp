@@ -1,6 +1,7 @@
 // State digests (delta_format.md "State digest").
 #include <algorithm>
 
+#include "base/form_choice.hpp"
 #include "base/hash.hpp"
 #include "delta/delta.hpp"
 #include "delta/geometry.hpp"
@@ -41,6 +42,14 @@ void strip_digests(const Kernels& kernels, const Strip& strip, ByteSpan half, st
   }
 }
 
+/// Of the forms that the active kernels have. Usual is past the caches, one page at a time.
+FormChoice& copy_digest_choice() {
+  static const auto& forms = active_kernels().copy_digests;
+  static FormChoice choice(static_cast<unsigned>(std::find(std::begin(forms), std::end(forms), nullptr) - forms),
+                           forms[1] != nullptr ? 1 : 0);
+  return choice;
+}
+
 }  // namespace
 
 std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::uint64_t rows, std::uint64_t row_bytes) {
@@ -49,15 +58,18 @@ std::uint64_t tile_digest(const std::byte* first, std::size_t row_stride, std::u
 
 std::uint64_t copy_tile_digest(std::byte* to, std::size_t to_stride, const std::byte* from, std::size_t from_stride,
                                std::uint64_t rows, std::uint64_t row_bytes) {
-  const Kernels& kernels = active_kernels();
   if (to_stride == row_bytes && from_stride == row_bytes && row_bytes % 8 == 0) {
-    return kernels.copy_digest(to, from, rows * row_bytes, 0);
+    row_bytes *= rows;
+    rows = 1;
   }
   const std::uint64_t words_per_row = (row_bytes + 7) / 8;
   std::uint64_t sum = 0;
-  for (std::uint64_t r = 0; r < rows; ++r) {
-    sum += kernels.copy_digest(to + r * to_stride, from + r * from_stride, row_bytes, r * words_per_row);
-  }
+  copy_digest_choice().run(rows * row_bytes, true, [&](unsigned form) {
+    const Kernels::CopyDigestFn copy_digest = active_kernels().copy_digests[form];
+    for (std::uint64_t r = 0; r < rows; ++r) {
+      sum += copy_digest(to + r * to_stride, from + r * from_stride, row_bytes, r * words_per_row);
+    }
+  });
   return sum;
 }
 

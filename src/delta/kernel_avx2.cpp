@@ -67,6 +67,66 @@ std::uint64_t copy_digest_avx2(std::byte* to, const std::byte* from, std::size_t
   return copy_then_digest(to, from, size, word, digest_run_avx2);
 }
 
+inline __m256i set_all(std::uint64_t x) {
+  return _mm256_set1_epi64x(static_cast<long long>(x));
+}
+
+/// Half a line that is loaded once, whatever the compiler thinks of memory that others write to.
+inline __m256i load_once(const std::byte* from) {
+  __m256i half = load256(from);
+  asm("" : "+x"(half));
+  return half;
+}
+
+/// A run whose place is aligned to a line, in lines, past the caches, with pages side by side as in
+/// writer/copy_forms.hpp.
+template <std::size_t kPages>
+std::uint64_t stream_digest(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
+  const Mixer mixer;
+  const __m256i half_line = set_all(4 * kDigestStep);
+  const __m256i line_step = set_all(8 * kDigestStep);
+  const __m256i page_step = set_all(kPage / 8 * kDigestStep);
+  __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  const auto take = [&](std::size_t at, __m256i offsets) {
+    const __m256i low = load_once(from + at);
+    const __m256i high = load_once(from + at + 32);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at), low);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32), high);
+    sums[0] = _mm256_add_epi64(sums[0], mixer(_mm256_add_epi64(low, offsets)));
+    sums[1] = _mm256_add_epi64(sums[1], mixer(_mm256_add_epi64(high, _mm256_add_epi64(offsets, half_line))));
+  };
+  const auto offsets_from = [&](std::uint64_t index) {
+    const std::uint64_t first = (index + 1) * kDigestStep;
+    return _mm256_add_epi64(set_all(first), _mm256_setr_epi64x(0, static_cast<long long>(kDigestStep),
+                                                               static_cast<long long>(2 * kDigestStep),
+                                                               static_cast<long long>(3 * kDigestStep)));
+  };
+  std::size_t at = 0;
+  for (; size - at >= kPages * kPage; at += kPages * kPage) {
+    __m256i offsets = offsets_from(word + at / 8);
+    for (std::size_t line = 0; line < kPage; line += kLine) {
+      __m256i of_page = offsets;
+      for (std::size_t p = 0; p < kPages; ++p) {
+        take(at + p * kPage + line, of_page);
+        of_page = _mm256_add_epi64(of_page, page_step);
+      }
+      offsets = _mm256_add_epi64(offsets, line_step);
+    }
+  }
+  __m256i offsets = offsets_from(word + at / 8);
+  for (; at < size; at += kLine) {
+    take(at, offsets);
+    offsets = _mm256_add_epi64(offsets, line_step);
+  }
+  _mm_sfence();  // nothing else orders such stores
+  return sum_lanes(_mm256_add_epi64(sums[0], sums[1]));
+}
+
+template <std::size_t kPages>
+std::uint64_t stream_digest_avx2(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
+  return stream_lines_digest(to, from, size, word, digest_run_avx2, stream_digest<kPages>);
+}
+
 std::uint64_t digest_pairs_avx2(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
                                 std::uint32_t count) {
   const Mixer mixer;
@@ -241,7 +301,7 @@ const Kernels& avx2_kernels() {
                {scan_avx2<std::uint32_t, false>, scan_avx2<std::uint32_t, true>},
                {scan_avx2<std::uint64_t, false>, scan_avx2<std::uint64_t, true>}},
       .digest_run = digest_run_avx2,
-      .copy_digest = copy_digest_avx2,
+      .copy_digests = {copy_digest_avx2, stream_digest_avx2<1>, stream_digest_avx2<4>},
       .digest_pairs = digest_pairs_avx2,
       .gaps = gaps_avx2,
       .quotient_sum = quotient_sum_avx2,

@@ -33,10 +33,6 @@ std::uint64_t digest_run_avx512(const std::byte* bytes, std::size_t size, std::u
   return sum_lanes(_mm512_add_epi64(sum, other));
 }
 
-constexpr std::size_t kLine = 64;
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kPagesPerRound = 4;
-
 /// A line that is loaded once, whatever the compiler thinks of memory that others write to.
 inline __m512i load_once(const std::byte* from) {
   __m512i line = _mm512_loadu_si512(from);
@@ -44,13 +40,13 @@ inline __m512i load_once(const std::byte* from) {
   return line;
 }
 
-/// A run whose place is aligned to a line, in lines; four pages side by side for the reasons given in writer/copy.cpp.
-/// Measured on a Xeon (Sapphire Rapids class), two threads: as fast as the same copy without a digest, where the copy
-/// and then the digest take 1.8 times as long.
+/// A run whose place is aligned to a line, in lines, past the caches, with pages side by side as in
+/// writer/copy_forms.hpp.
+template <std::size_t kPages>
 std::uint64_t stream_digest(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
   const __m512i advance = set_all(8 * kDigestStep);
-  __m512i pages[kPagesPerRound];
-  for (std::size_t p = 0; p < kPagesPerRound; ++p) pages[p] = set_all(p * (kPage / 8) * kDigestStep);
+  __m512i pages[kPages];
+  for (std::size_t p = 0; p < kPages; ++p) pages[p] = set_all(p * (kPage / 8) * kDigestStep);
   __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
   const auto take = [&](std::size_t at, __m512i offsets, std::size_t sum) {
     const __m512i line = load_once(from + at);
@@ -58,10 +54,10 @@ std::uint64_t stream_digest(std::byte* to, const std::byte* from, std::size_t si
     sums[sum] = _mm512_add_epi64(sums[sum], mix_lanes(_mm512_add_epi64(line, offsets)));
   };
   std::size_t at = 0;
-  for (; size - at >= kPagesPerRound * kPage; at += kPagesPerRound * kPage) {
+  for (; size - at >= kPages * kPage; at += kPages * kPage) {
     __m512i offsets = offsets_from(word + at / 8);
     for (std::size_t line = 0; line < kPage; line += kLine) {
-      for (std::size_t p = 0; p < kPagesPerRound; ++p) {
+      for (std::size_t p = 0; p < kPages; ++p) {
         take(at + p * kPage + line, _mm512_add_epi64(offsets, pages[p]), p % 2);
       }
       offsets = _mm512_add_epi64(offsets, advance);
@@ -77,13 +73,12 @@ std::uint64_t stream_digest(std::byte* to, const std::byte* from, std::size_t si
 }
 
 std::uint64_t copy_digest_avx512(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
-  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
-  if (size < kPage || head % 8 != 0) return copy_then_digest(to, from, size, word, digest_run_avx512);
-  const std::size_t lines = (size - head) / kLine * kLine;
-  const std::size_t tail = head + lines;
-  return copy_then_digest(to, from, head, word, digest_run_avx512) +
-         stream_digest(to + head, from + head, lines, word + head / 8) +
-         copy_then_digest(to + tail, from + tail, size - tail, word + tail / 8, digest_run_avx512);
+  return copy_then_digest(to, from, size, word, digest_run_avx512);
+}
+
+template <std::size_t kPages>
+std::uint64_t stream_digest_avx512(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
+  return stream_lines_digest(to, from, size, word, digest_run_avx512, stream_digest<kPages>);
 }
 
 std::uint64_t digest_pairs_avx512(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
@@ -294,7 +289,7 @@ const Kernels& avx512_kernels() {
                {avx512_scan(2, false), avx512_scan(2, true)},
                {avx512_scan(3, false), avx512_scan(3, true)}},
       .digest_run = digest_run_avx512,
-      .copy_digest = copy_digest_avx512,
+      .copy_digests = {copy_digest_avx512, stream_digest_avx512<1>, stream_digest_avx512<4>},
       .digest_pairs = digest_pairs_avx512,
       .gaps = gaps_avx512,
       .quotient_sum = quotient_sum_avx512,

@@ -10,8 +10,9 @@ const Kernels& scalar_kernels() {
                {scan_scalar<std::uint32_t, false>, scan_scalar<std::uint32_t, true>},
                {scan_scalar<std::uint64_t, false>, scan_scalar<std::uint64_t, true>}},
       .digest_run = digest_run_scalar,
-      .copy_digest = [](std::byte* to, const std::byte* from, std::size_t size,
-                        std::uint64_t word) { return copy_then_digest(to, from, size, word, digest_run_scalar); },
+      .copy_digests = {[](std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
+        return copy_then_digest(to, from, size, word, digest_run_scalar);
+      }},
       .digest_pairs = digest_pairs_scalar,
       .gaps = gaps_scalar,
       .quotient_sum = quotient_sum_scalar,

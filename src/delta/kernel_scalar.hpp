@@ -74,6 +74,24 @@ static inline std::uint64_t copy_then_digest(std::byte* to, const std::byte* fro
   return sum;
 }
 
+static constexpr std::size_t kLine = 64;
+static constexpr std::size_t kPage = 4096;
+
+/// The whole lines of a run by `lines_digest`, where it is long and the copy's lines hold whole words; the rest, or all
+/// of it, as copy_then_digest().
+template <class DigestRun, class LinesDigest>
+static inline std::uint64_t stream_lines_digest(std::byte* to, const std::byte* from, std::size_t size,
+                                                std::uint64_t word, DigestRun digest_run,
+                                                LinesDigest lines_digest) noexcept {
+  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
+  if (size < kPage || head % 8 != 0) return copy_then_digest(to, from, size, word, digest_run);
+  const std::size_t lines = (size - head) / kLine * kLine;
+  const std::size_t tail = head + lines;
+  return copy_then_digest(to, from, head, word, digest_run) +
+         lines_digest(to + head, from + head, lines, word + head / 8) +
+         copy_then_digest(to + tail, from + tail, size - tail, word + tail / 8, digest_run);
+}
+
 static inline std::uint64_t digest_pairs_scalar(const std::uint64_t* before, const std::uint64_t* after,
                                                 const std::uint32_t* words, std::uint32_t count) noexcept {
   std::uint64_t sum = 0;

@@ -131,7 +131,10 @@ struct Kernels {
   std::uint64_t (*digest_run)(const std::byte* bytes, std::size_t size, std::uint64_t first_word);
   /// Copies a run, and returns the digest of what was stored, as digest_run() of `to` would: also while others write to
   /// `from`. Long runs may go past the caches, and are there for other threads all the same.
-  std::uint64_t (*copy_digest)(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t first_word);
+  /// Forms of one loop (base/form_choice.hpp); those that are not there are null, and come last.
+  using CopyDigestFn = std::uint64_t (*)(std::byte* to, const std::byte* from, std::size_t size,
+                                         std::uint64_t first_word);
+  CopyDigestFn copy_digests[3];
   /// Σ mix_word(after[i], words[i]) − mix_word(before[i], words[i]).
   std::uint64_t (*digest_pairs)(const std::uint64_t* before, const std::uint64_t* after, const std::uint32_t* words,
                                 std::uint32_t count);
