@@ -1,46 +1,13 @@
 // AVX2 and BMI kernels. Only what pays differs from the scalar truth. Compiled with -mavx2 -mbmi -mbmi2 -mpopcnt
 // -mlzcnt: nothing in this file may be called before the CPU was asked (dispatch.cpp), and no inline function with
 // external linkage may be used here.
-#include <immintrin.h>
-
-#include "delta/kernel_scalar.hpp"
+#include "delta/avx2.hpp"
 
 namespace deltasync::delta {
 
 namespace {
 
 // ---- digest ----------------------------------------------------------------------------------------------------
-
-/// 64-bit products from 32-bit ones; `factor_high` is factor >> 32.
-inline __m256i multiply(__m256i x, __m256i factor, __m256i factor_high) {
-  const __m256i cross =
-      _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(x, 32), factor), _mm256_mul_epu32(x, factor_high));
-  return _mm256_add_epi64(_mm256_mul_epu32(x, factor), _mm256_slli_epi64(cross, 32));
-}
-
-class Mixer {
- public:
-  __m256i operator()(__m256i x) const {
-    x = multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 30)), first_, first_high_);
-    x = multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 27)), second_, second_high_);
-    return _mm256_xor_si256(x, _mm256_srli_epi64(x, 31));
-  }
-
- private:
-  const __m256i first_ = _mm256_set1_epi64x(static_cast<long long>(kMixFirst));
-  const __m256i first_high_ = _mm256_set1_epi64x(static_cast<long long>(kMixFirst >> 32));
-  const __m256i second_ = _mm256_set1_epi64x(static_cast<long long>(kMixSecond));
-  const __m256i second_high_ = _mm256_set1_epi64x(static_cast<long long>(kMixSecond >> 32));
-};
-
-inline __m256i load256(const void* from) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
-
-inline std::uint64_t sum_lanes(__m256i x) {
-  const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(half)) + static_cast<std::uint64_t>(_mm_extract_epi64(half, 1));
-}
 
 std::uint64_t digest_run_avx2(const std::byte* bytes, std::size_t size, std::uint64_t word) {
   const Mixer mixer;
@@ -65,10 +32,6 @@ std::uint64_t digest_run_avx2(const std::byte* bytes, std::size_t size, std::uin
 
 std::uint64_t copy_digest_avx2(std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
   return copy_then_digest(to, from, size, word, digest_run_avx2);
-}
-
-inline __m256i set_all(std::uint64_t x) {
-  return _mm256_set1_epi64x(static_cast<long long>(x));
 }
 
 /// Half a line that is loaded once, whatever the compiler thinks of memory that others write to.
@@ -142,58 +105,6 @@ std::uint64_t digest_pairs_avx2(const std::uint64_t* before, const std::uint64_t
     sum = _mm256_sub_epi64(sum, mixer(_mm256_add_epi64(load256(before + i), offset)));
   }
   return sum_lanes(sum) + digest_pairs_scalar(before + i, after + i, words + i, count - i);
-}
-
-// ---- scan ------------------------------------------------------------------------------------------------------
-
-/// Four numbers of words in lanes of 16 bits: those whose bits a mask has, in order.
-struct WordLists {
-  std::uint64_t of_mask[16] = {};
-  constexpr WordLists() {
-    for (std::uint64_t mask = 0; mask < 16; ++mask) {
-      unsigned shift = 0;
-      for (std::uint64_t word = 0; word < 4; ++word) {
-        if ((mask >> word & 1) == 0) continue;
-        of_mask[mask] |= word << shift;
-        shift += 16;
-      }
-    }
-  }
-};
-constexpr WordLists kWordLists;
-
-/// A run of vectors is compared first, which lists its changed words without a branch; then those are looked at, while
-/// they are in the nearest cache. Short runs, and a loop that is not unrolled, for the reasons given in
-/// scan_avx512.cpp.
-constexpr std::uint32_t kRunVectors = 64;
-
-template <class U, bool kFloat>
-void scan_avx2(const std::byte* before, const std::byte* after, std::uint32_t elements, std::uint32_t first_position,
-               std::uint64_t first_word, ScanOutput& out) {
-  constexpr std::uint32_t kLanes = 8 / sizeof(U);
-  const std::uint32_t vectors = elements / (4 * kLanes);
-  std::uint16_t words[kRunVectors * 4 + 4];
-  for (std::uint32_t run = 0; run < vectors; run += kRunVectors) {
-    const std::uint32_t end = vectors - run < kRunVectors ? vectors : run + kRunVectors;
-    std::uint32_t count = 0;
-#pragma GCC unroll 1
-    for (std::uint32_t v = run; v < end; ++v) {
-      const __m256i equal =
-          _mm256_cmpeq_epi64(load256(before + std::size_t{v} * 32), load256(after + std::size_t{v} * 32));
-      const unsigned differ = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) ^ 15U;
-      store_raw(words + count, kWordLists.of_mask[differ] + v * std::uint64_t{0x0004000400040004});
-      count += static_cast<std::uint32_t>(_mm_popcnt_u32(differ));
-    }
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::uint32_t w = words[i];
-      scan_word<U, kFloat>(load_raw<std::uint64_t>(before + std::size_t{w} * 8),
-                           load_raw<std::uint64_t>(after + std::size_t{w} * 8), first_position + w * kLanes,
-                           first_word + w, out);
-    }
-  }
-  const std::uint32_t done = vectors * 4 * kLanes;
-  scan_scalar<U, kFloat>(before + std::size_t{vectors} * 32, after + std::size_t{vectors} * 32, elements - done,
-                         first_position + done, first_word + vectors * 4, out);
 }
 
 // ---- planes ----------------------------------------------------------------------------------------------------
@@ -296,10 +207,10 @@ SignSplit split_signs_avx2_u16(const std::byte* diffs, std::uint32_t count, std:
 const Kernels& avx2_kernels() {
   static const Kernels kKernels{
       .name = "avx2",
-      .scan = {{scan_avx2<std::uint8_t, false>, scan_avx2<std::uint8_t, true>},
-               {scan_avx2<std::uint16_t, false>, scan_avx2<std::uint16_t, true>},
-               {scan_avx2<std::uint32_t, false>, scan_avx2<std::uint32_t, true>},
-               {scan_avx2<std::uint64_t, false>, scan_avx2<std::uint64_t, true>}},
+      .scan = {{avx2_scan(0, false), avx2_scan(0, true)},
+               {avx2_scan(1, false), avx2_scan(1, true)},
+               {avx2_scan(2, false), avx2_scan(2, true)},
+               {avx2_scan(3, false), avx2_scan(3, true)}},
       .digest_run = digest_run_avx2,
       .copy_digests = {copy_digest_avx2, stream_digest_avx2<1>, stream_digest_avx2<4>},
       .digest_pairs = digest_pairs_avx2,
