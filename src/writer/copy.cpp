@@ -28,6 +28,14 @@ void copy_fence() noexcept {
 #endif
 }
 
+/// One row, if its rows follow each other without gaps.
+CopyJob flat(CopyJob job) noexcept {
+  if (job.to_stride == job.row_bytes && job.from_stride == job.row_bytes) {
+    job.row_bytes *= static_cast<std::size_t>(std::exchange(job.rows, 1));
+  }
+  return job;
+}
+
 void run_form(const CopyForm& form, std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   const std::size_t head =
       std::min(bytes, (kLineBytes - reinterpret_cast<std::uintptr_t>(to) % kLineBytes) % kLineBytes);
@@ -80,8 +88,9 @@ void Copier::copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes,
 }
 
 /// Row by row, without the fence.
-void Copier::copy_rows(const CopyJob& job, std::size_t stream_bytes_min) noexcept {
-  if (job.row_bytes == 0) return;  // the source may be null
+void Copier::copy_rows(const CopyJob& given, std::size_t stream_bytes_min) noexcept {
+  if (given.rows == 0 || given.row_bytes == 0) return;  // the source may be null
+  const CopyJob job = flat(given);
   for (std::uint64_t row = 0; row < job.rows; ++row) {
     copy_bytes(job.to + row * job.to_stride, job.from + row * job.from_stride, job.row_bytes, stream_bytes_min);
   }
@@ -105,11 +114,7 @@ void Copier::copy_unit(const Units& units, std::uint64_t index) noexcept {
 
 void Copier::copy(const CopyJob& given) {
   if (given.rows == 0 || given.row_bytes == 0) return;
-  CopyJob job = given;
-  if (job.to_stride == job.row_bytes && job.from_stride == job.row_bytes) {
-    job.row_bytes *= static_cast<std::size_t>(job.rows);  // one flat run
-    job.rows = 1;
-  }
+  const CopyJob job = flat(given);
   const std::uint64_t bytes = job.rows * job.row_bytes;
   if (pool_.size() == 1 || bytes < kParallelBytesMin) {
     copy_rows(job, kStreamBytesMin);

@@ -48,7 +48,7 @@ class Copier {
   /// One run of bytes on the calling thread. From `stream_bytes_min` up it goes past the caches: copy_fence() must
   /// follow.
   void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t stream_bytes_min) noexcept;
-  void copy_rows(const CopyJob& job, std::size_t stream_bytes_min) noexcept;
+  void copy_rows(const CopyJob& given, std::size_t stream_bytes_min) noexcept;
   struct Units;
   void copy_unit(const Units& units, std::uint64_t index) noexcept;
 

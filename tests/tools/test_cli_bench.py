@@ -38,6 +38,16 @@ class BenchTest(CliTest):
         got = self.bench("diff", *SMALL, fields=["limit_gbps", "diff_encode_gbps", "ratio_to_limit", "isa"])
         self.assert_ratio(got, "ratio_to_limit", "diff_encode_gbps", "limit_gbps")
 
+    def test_copy(self):
+        got = self.bench("copy", "--model-gib", "0.1", fields=["forms", "form", "chosen", "isa"])
+        names = [row["form"] for row in got["forms"]]
+        self.assertIn("memcpy", names)
+        self.assertIn(got["form"], names)
+        self.assertIs(got["chosen"], True)
+        for row in got["forms"]:
+            self.assertGreater(row["gbps"], 0)
+        self.assertGreater(got["ratio_to_memcpy"], 0)
+
     def test_codec(self):
         got = self.bench("codec", *SMALL, fields=["density", "bits_per_change", "floor_bits", "coo_bits", "codecs"])
         self.assertAlmostEqual(got["density"], 0.01, delta=0.002)
@@ -117,6 +127,7 @@ class BenchTest(CliTest):
         self.assert_ratio(got, "ratio_to_memcpy", "offload_s", "memcpy_s")
         self.assert_ratio(got, "ratio_to_alone", "offload_s", "offload_alone_s")
         self.assertEqual(got["overlap_threads"], 1)
+        self.assertTrue(got["copy_form"])
 
     def test_export(self):
         got = self.bench("export", "--model-gib", "0.02",
