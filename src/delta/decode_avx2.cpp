@@ -147,7 +147,7 @@ class Resolver {
     return _mm256_xor_si256(x, _mm256_and_si256(earlier, same));
   }
 
-  const Mixer mixer_;
+  const Mixer mixer_{};
   const __m256i step_ = set_all(kDigestStep);
   const __m256i step_high_ = set_all(kDigestStep >> 32);
   __m256i sum_ = _mm256_setzero_si256();

@@ -216,7 +216,7 @@ class Scanner {
   const std::byte* after_;
   const __m128i lanes_;  ///< position of each lane's element, were it in the first word
   const __m256i word_offset_;
-  const Mixer mixer_;
+  const Mixer mixer_{};
   ScanOutput& out_;
   __m256i sum_ = _mm256_setzero_si256();
   std::uint32_t begin_ = 0;
