@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "gpu/cuda_launch.hpp"
+#include "gpu/kept_pinned.hpp"
 
 namespace deltasync::gpu {
 namespace {
@@ -30,6 +31,11 @@ bool thread_has_context() {
   return get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr;
 }
 
+/// Where nobody can be told: an engine that asks for its last error would take it for its own.
+void forget(cudaError_t error) {
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
 /// The calling thread's current device is the engine's business: it is set back. Meanwhile its calls do not end a graph
 /// capture that the engine has begun on another thread.
 class CurrentDevice {
@@ -44,7 +50,7 @@ class CurrentDevice {
     error_ = cudaSetDevice(ordinal);
   }
   ~CurrentDevice() {
-    if (set_back_) static_cast<void>(cudaSetDevice(before_));
+    if (set_back_) forget(cudaSetDevice(before_));
     static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
   }
   CurrentDevice(const CurrentDevice&) = delete;
@@ -65,9 +71,26 @@ std::string words_of(cudaError_t error) {
   return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
 }
 
+/// Outlives all devices: their memory stays with the process.
+KeptPinned& kept_pinned() {
+  static auto* const made = new KeptPinned;
+  return *made;
+}
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+  ~CudaDevice() override {
+    if (pool_ == nullptr) return;
+    const CurrentDevice current(ordinal_);
+    forget(cudaStreamDestroy(memory_stream_));
+    forget(cudaMemPoolDestroy(pool_));
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  /// Before the first call. Memory comes from a pool in a stream of its own from then on, where the device has pools.
+  Status make_pool();
 
   const std::string& name() const override { return name_; }
   Result<Memory> allocate(std::uint64_t bytes) override;
@@ -88,7 +111,8 @@ class CudaDevice final : public Device {
   }
 
  protected:
-  void give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*bytes*/) noexcept override {
+  void give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept override {
+    if (kind == Memory::Kind::pinned) return kept_pinned().keep(data, bytes);
     const CurrentDevice current(ordinal_);
     const cudaError_t error = current.error() != cudaSuccess ? current.error() : free(kind, data);
     if (error == cudaSuccess) return;
@@ -97,24 +121,31 @@ class CudaDevice final : public Device {
   }
 
  private:
-  static cudaError_t free(Memory::Kind kind, std::byte* data) noexcept {
+  cudaError_t free(Memory::Kind kind, std::byte* data) noexcept {
     switch (kind) {
-      case Memory::Kind::pinned: return cudaFreeHost(data);
       case Memory::Kind::registered: return cudaHostUnregister(data);
+      case Memory::Kind::pinned:  // kept
       case Memory::Kind::borrowed: return cudaSuccess;
       case Memory::Kind::device: break;
     }
-    return cudaFree(data);
+    // cudaFree() would wait for all that runs on the device, an engine's work among it, without a deadline.
+    if (pool_ == nullptr) return cudaFree(data);
+    const cudaError_t error = cudaFreeAsync(data, memory_stream_);
+    return error == cudaSuccess ? settle_memory() : error;
   }
+  /// Nothing but memory's coming and going is in that stream. Gives the device what the pool has free, too.
+  cudaError_t settle_memory() const noexcept { return cudaStreamSynchronize(memory_stream_); }
 
   const int ordinal_;
   const std::string name_;
+  cudaMemPool_t pool_ = nullptr;  ///< null: the device has none
+  cudaStream_t memory_stream_ = nullptr;
 };
 
 class CudaEvent final : public Event {
  public:
   CudaEvent(const CudaDevice& device, cudaEvent_t event) : device_(device), event_(event) {}
-  ~CudaEvent() override { static_cast<void>(cudaEventDestroy(event_)); }
+  ~CudaEvent() override { forget(cudaEventDestroy(event_)); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
@@ -141,7 +172,7 @@ class CudaStream final : public Stream {
   CudaStream(const CudaDevice& device, cudaStream_t stream, bool own) : device_(device), stream_(stream), own_(own) {}
   ~CudaStream() override {
     // Returns at once; the driver ends the stream when its work is done.
-    if (own_) static_cast<void>(cudaStreamDestroy(stream_));
+    if (own_) forget(cudaStreamDestroy(stream_));
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -230,20 +261,49 @@ class CudaStream final : public Stream {
   const bool own_;
 };
 
+Status CudaDevice::make_pool() {
+  const CurrentDevice current(ordinal_);
+  DS_TRY(check(current.error(), "cudaSetDevice"));
+  int has_pools = 0;
+  DS_TRY(
+      check(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, ordinal_), "cudaDeviceGetAttribute"));
+  if (has_pools == 0) return {};
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = ordinal_;
+  cudaStream_t stream = nullptr;
+  DS_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+  Status made = check(cudaMemPoolCreate(&pool_, &properties), "cudaMemPoolCreate");
+  if (made.ok()) {
+    memory_stream_ = stream;
+  } else {
+    forget(cudaStreamDestroy(stream));
+  }
+  return made;
+}
+
 Result<Memory> CudaDevice::allocate(std::uint64_t bytes) {
   const CurrentDevice current(ordinal_);
   DS_TRY(check(current.error(), "cudaSetDevice"));
   void* data = nullptr;
-  DS_TRY(check(cudaMalloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes))), "cudaMalloc", bytes));
+  const auto size = static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes));
+  if (pool_ == nullptr) {
+    DS_TRY(check(cudaMalloc(&data, size), "cudaMalloc", bytes));
+  } else {
+    DS_TRY(check(cudaMallocFromPoolAsync(&data, size, pool_, memory_stream_), "cudaMallocFromPoolAsync", bytes));
+    DS_TRY(check(settle_memory(), "cudaStreamSynchronize"));
+  }
   return Memory(*this, Memory::Kind::device, static_cast<std::byte*>(data), bytes);
 }
 
 Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
   const CurrentDevice current(ordinal_);
   DS_TRY(check(current.error(), "cudaSetDevice"));
+  if (std::byte* const kept = kept_pinned().take(bytes)) return Memory(*this, Memory::Kind::pinned, kept, bytes);
   void* data = nullptr;
-  DS_TRY(check(cudaHostAlloc(&data, static_cast<std::size_t>(std::max<std::uint64_t>(1, bytes)), cudaHostAllocPortable),
-               "cudaHostAlloc", bytes));
+  const auto size = static_cast<std::size_t>(KeptPinned::rounded(bytes));
+  DS_TRY(check(cudaHostAlloc(&data, size, cudaHostAllocPortable), "cudaHostAlloc", bytes));
   return Memory(*this, Memory::Kind::pinned, static_cast<std::byte*>(data), bytes);
 }
 
@@ -312,6 +372,7 @@ Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal, Use use) 
     const CurrentDevice current(ordinal);
     DS_TRY(device->check(current.error(), "cudaSetDevice"));
     DS_TRY(device->check(load_kernels(), "cudaFuncGetAttributes, to load the kernels"));
+    DS_TRY(device->make_pool());
   }
   return std::unique_ptr<Device>(std::move(device));
 }

@@ -57,9 +57,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  runtime().destroy_stream(reinterpret_cast<Stream*>(stream));
-  return cudaSuccess;
+// "This function may also return error codes from previous, asynchronous launches", and so may cudaEventDestroy.
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  auto* const stream = reinterpret_cast<Stream*>(handle);
+  const int device = stream->device;
+  runtime().destroy_stream(stream);
+  return noted(runtime().begin_call(device));
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -72,7 +75,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     }
   }
   stream->drain();
-  return noted(runtime().error_of(stream->device));
+  runtime().memory().give_back(stream->device);
+  return noted(runtime().begin_call(stream->device));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -112,7 +116,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
     return noted(cudaErrorStreamCaptureImplicit);
   }
   *status = emulator::status_of(stream->capture);
-  return noted(runtime().error_of(stream->device));
+  return noted(runtime().begin_call(stream->device));
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
@@ -127,16 +131,18 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete &emulator::event_of(event);  // what waits for its mark goes on
-  return cudaSuccess;
+cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+  const Event* const event = &emulator::event_of(handle);
+  const int device = event->device;
+  delete event;  // what waits for its mark goes on
+  return noted(runtime().begin_call(device));
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t to) {
   Event& event = emulator::event_of(handle);
   Stream* const stream = runtime().find(to);
   if (event.device != stream->device) return noted(cudaErrorInvalidResourceHandle);
-  if (const cudaError_t error = runtime().error_of(stream->device); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = runtime().begin_call(stream->device); error != cudaSuccess) return noted(error);
   {
     const std::lock_guard lock(runtime().mutex());
     event.capture = stream->capture;
@@ -155,7 +161,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t to) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t to, cudaEvent_t handle, unsigned /*flags*/) {
   Event& event = emulator::event_of(handle);
   Stream* const stream = runtime().find(to);
-  if (const cudaError_t error = runtime().error_of(stream->device); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = runtime().begin_call(stream->device); error != cudaSuccess) return noted(error);
   std::shared_ptr<emulator::Mark> mark;
   {
     const std::lock_guard lock(runtime().mutex());

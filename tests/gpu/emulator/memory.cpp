@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <utility>
 
 namespace deltasync::emulator {
 namespace {
@@ -46,7 +47,7 @@ Memory::~Memory() {
   ::munmap(contents_, kAddresses);
 }
 
-std::byte* Memory::allocate(int device, std::uint64_t bytes) {
+std::byte* Memory::allocate(int device, std::uint64_t bytes, When when) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t pages = (bytes + kPage - 1) / kPage * kPage;
   if (pages < bytes || bytes > bytes_max_ - used_[device]) return nullptr;
@@ -58,17 +59,28 @@ std::byte* Memory::allocate(int device, std::uint64_t bytes) {
   std::byte* const at = addresses_ + next_ + (pages - bytes) / 256 * 256;
   next_ += pages + kPage;
   used_[device] += bytes;
-  ranges_[number(at)] = {number(at), number(at) + bytes, device};
+  ranges_[number(at)] = {number(at), number(at) + bytes, device, false, when == When::now};
   std::memset(contents_ + (at - addresses_), 0xC5, static_cast<std::size_t>(std::min(bytes, kChanceBytes)));
   return at;
 }
 
-bool Memory::free(const void* data) {
+void Memory::arrive(const std::byte* data) {
+  const std::lock_guard lock(mutex_);
+  ranges_.at(number(data)).is_there = true;
+}
+
+void Memory::give_back(int device) {
+  const std::lock_guard lock(mutex_);
+  used_[device] -= std::exchange(freed_[device], 0);
+}
+
+bool Memory::free(const void* data, When room) {
   const std::lock_guard lock(mutex_);
   const auto found = ranges_.find(number(data));
   if (found == ranges_.end() || found->second.device == kHost) return false;
   const std::uint64_t bytes = found->second.end - found->second.begin;
-  used_[found->second.device] -= bytes;
+  if (room == When::now) used_[found->second.device] -= bytes;
+  if (room == When::later) freed_[found->second.device] += bytes;
   ranges_.erase(found);
   // Whole pages go back; nothing else is on these.
   const std::uintptr_t begin = number(real(data)) / kPage * kPage;
@@ -99,6 +111,7 @@ std::optional<Memory::Range> Memory::find(const void* at) const {
   const std::lock_guard lock(mutex_);
   const auto next = ranges_.upper_bound(number(at));
   if (next == ranges_.begin() || std::prev(next)->second.end < number(at)) return std::nullopt;
+  if (!std::prev(next)->second.is_there) return std::nullopt;
   return std::prev(next)->second;
 }
 

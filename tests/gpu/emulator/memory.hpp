@@ -18,6 +18,7 @@ class Memory {
     std::uintptr_t end = 0;
     int device = kHost;
     bool pinned = false;  ///< of the host: made by the driver, not registered
+    bool is_there = true;
 
     bool has(std::uintptr_t at, std::uint64_t bytes) const { return begin <= at && at <= end && bytes <= end - at; }
   };
@@ -28,10 +29,14 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
+  enum class When : std::uint8_t { now, later };
   /// Aligned to 256 bytes, never where something was before, with a gap behind it; null if the device has no room.
-  std::byte* allocate(int device, std::uint64_t bytes);
-  /// False if it is no beginning of device memory.
-  bool free(const void* data);
+  /// Later: once arrive() is called.
+  std::byte* allocate(int device, std::uint64_t bytes, When when = When::now);
+  void arrive(const std::byte* data);
+  /// False if it is no beginning of device memory. Later: its room is the device's when give_back() is called.
+  bool free(const void* data, When room = When::now);
+  void give_back(int device);
   /// False if part of it is known already.
   bool add_host(const void* data, std::uint64_t bytes, bool pinned);
   bool remove_host(const void* data, bool pinned);
@@ -51,6 +56,7 @@ class Memory {
   mutable std::mutex mutex_;
   std::uint64_t next_ = 0;                  ///< protected by mutex_
   std::map<int, std::uint64_t> used_;       ///< protected by mutex_; of each device
+  std::map<int, std::uint64_t> freed_;      ///< protected by mutex_; of that
   std::map<std::uintptr_t, Range> ranges_;  ///< protected by mutex_; by where they begin
 };
 

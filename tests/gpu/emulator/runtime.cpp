@@ -50,6 +50,17 @@ void keep_faults(bool keep) {
 std::string last_fault() {
   return runtime().last_fault();
 }
+void fail_call(std::int64_t n, cudaError_t error, bool stays) {
+  runtime().fail_call(n, error, stays);
+}
+bool call_is_due() {
+  return runtime().call_is_due();
+}
+void revive() {
+  fail_call(0);
+  for (int device = 0; device < runtime().devices(); ++device) runtime().drain(device);
+  keep_faults(true);
+}
 
 Runtime::Runtime()
     : devices_(
@@ -110,7 +121,7 @@ void Runtime::end_capture(const std::shared_ptr<Capture>& capture) {
 cudaError_t Runtime::submit(cudaStream_t handle, std::function<void()> work) {
   Stream* const stream = find(handle);
   const int device = stream->device;
-  if (const cudaError_t error = error_of(device); error != cudaSuccess) return error;
+  if (const cudaError_t error = begin_call(device); error != cudaSuccess) return error;
   return put(handle, *stream, [this, device, work = std::move(work)] {
     if (error_of(device) == cudaSuccess) work();
   });
@@ -203,6 +214,20 @@ std::string Runtime::last_fault() {
   return last_fault_;
 }
 
+void Runtime::fail_call(std::int64_t n, cudaError_t error, bool stays) {
+  injected_ = error;
+  injected_stays_ = stays;
+  calls_left_ = n;
+}
+
+cudaError_t Runtime::begin_call(int device) {
+  if (calls_left_ > 0 && calls_left_.fetch_sub(1) == 1) {
+    if (!injected_stays_) return static_cast<cudaError_t>(injected_.load());
+    errors_[device] = injected_.load();
+  }
+  return error_of(device);
+}
+
 cudaError_t Runtime::begin_unsafe_call() {
   ThreadState& thread = this_thread();
   thread.has_context = true;
@@ -216,7 +241,7 @@ cudaError_t Runtime::begin_unsafe_call() {
     capture->is_valid = false;
     return cudaErrorStreamCaptureUnsupported;
   }
-  return error_of(thread.device);
+  return begin_call(thread.device);
 }
 
 }  // namespace deltasync::emulator

@@ -32,6 +32,14 @@ void keep_faults(bool keep);
 /// What the last launch that was no valid one did, of all devices.
 std::string last_fault();
 
+/// The n-th call from here on (1: the next; 0: none) that may fail does: with this error, which is what every later
+/// call for its device returns if it `stays`, as after a kernel that went wrong. Faults have to be kept.
+void fail_call(std::int64_t n, cudaError_t error = cudaSuccess, bool stays = false);
+/// Whether fewer calls than that have been made.
+bool call_is_due();
+/// All devices are as good as new, once what is in their streams has ended.
+void revive();
+
 /// The default stream is the host's business in a thread: what CUDA keeps for each.
 struct ThreadState {
   int device = 0;
@@ -69,6 +77,10 @@ class Runtime {
     return static_cast<cudaError_t>(errors_[static_cast<std::size_t>(device)].load());
   }
   void fail(int device, const Fault& fault);
+  void fail_call(std::int64_t n, cudaError_t error, bool stays);
+  bool call_is_due() const { return calls_left_ > 0; }
+  /// For calls that may fail: the device's error, or the one that a test wants.
+  cudaError_t begin_call(int device);
   void keep_faults(bool keep);
   std::string last_fault();
 
@@ -98,6 +110,9 @@ class Runtime {
   std::vector<std::shared_ptr<Capture>> captures_;  ///< protected by mutex_
   std::atomic<int> errors_[kDevicesMax] = {};
   std::atomic<bool> keep_faults_{false};
+  std::atomic<std::int64_t> calls_left_{0};
+  std::atomic<int> injected_{0};
+  std::atomic<bool> injected_stays_{false};
   std::string last_fault_;  ///< protected by mutex_
 };
 Runtime& runtime();

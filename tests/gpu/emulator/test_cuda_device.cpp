@@ -1,6 +1,8 @@
 // What CudaDevice leaves to its engine as it was: current device, errors, graph captures. Over the emulated runtime.
 #include <gmock/gmock-matchers.h>
 
+#include <functional>
+
 #include "base/deadline.hpp"
 #include "gpu/cuda_device.hpp"
 #include "tests/gpu/emulator/gate.hpp"
@@ -50,7 +52,7 @@ TEST_F(EmulatedCudaDevice, TheCurrentDeviceStays) {
 TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
   const auto too_much = device_->allocate(std::uint64_t{1} << 50);
   EXPECT_EQ(too_much.error().code(), Errc::no_space);
-  EXPECT_THAT(too_much.error().message(), HasSubstr("cudaMalloc of 1125899906842624 bytes: out of memory"));
+  EXPECT_THAT(too_much.error().message(), HasSubstr(" of 1125899906842624 bytes: out of memory"));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   const gpu::Memory pinned = *device_->pin(4096);
   EXPECT_EQ(device_->register_host(pinned.data(), 4096)->kind(), gpu::Memory::Kind::borrowed);
@@ -120,6 +122,32 @@ TEST_F(EmulatedCudaDevice, AnErrorOfTheDeviceIsNamed) {
   EXPECT_THAT(waited.error().message(), HasSubstr("cuda:1 (emulated from PTX): cuda"));
   EXPECT_THAT(waited.error().message(),
               HasSubstr(": an illegal memory access was encountered (cudaErrorIllegalAddress)"));
+  keep_faults(false);
+}
+
+/// Of a device that is dead all ends, and the engine, which uses another, finds that and no error of its own.
+TEST_F(EmulatedCudaDevice, EndsLeaveTheDeviceAndNoError) {
+  keep_faults(true);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  static std::byte page[4096];  // registered for good
+  auto stream = *device_->make_stream();
+  auto event = *device_->make_event();
+  std::vector<gpu::Memory> memories;
+  memories.push_back(*device_->allocate(4096));
+  memories.push_back(*device_->pin(4096));
+  memories.push_back(*device_->register_host(page, 4096));
+  fail_call(1, cudaErrorIllegalAddress, true);
+  EXPECT_FALSE(stream->record(*event).ok());
+  const std::function<void()> ends[] = {[&] { stream.reset(); }, [&] { event.reset(); }, [&] { memories.clear(); },
+                                        [&] { device_.reset(); }};
+  for (const auto& end : ends) {
+    end();
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess) << &end - ends;
+    int device = -1;
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    EXPECT_EQ(device, 0) << &end - ends;
+  }
+  revive();
   keep_faults(false);
 }
 

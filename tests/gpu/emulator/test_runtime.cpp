@@ -172,6 +172,36 @@ TEST_F(EmulatedRuntime, MemoryEnds) {
   EXPECT_EQ(cudaMemsetAsync(device_ + 1, 0, kBytes, stream_), cudaErrorInvalidValue);
 }
 
+// RT "Stream Ordered Memory Allocator": memory is there from its place in the stream on, and to its end there; nothing
+// waits for other streams; what was freed is held until somebody synchronizes.
+TEST_F(EmulatedRuntime, MemoryIsOrderedInAStream) {
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = 0;
+  cudaMemPool_t pool = nullptr;
+  ASSERT_EQ(cudaMemPoolCreate(&pool, &properties), cudaSuccess);
+  Gate others(stream_);
+  const cudaStream_t own = stream();
+  void* data = nullptr;
+  {
+    Gate gate(own);
+    ASSERT_EQ(cudaMallocFromPoolAsync(&data, kDeviceBytes / 2 + 1, pool, own), cudaSuccess);
+    EXPECT_EQ(cudaMemsetAsync(data, 0, 1, stream()), cudaErrorInvalidValue) << "too soon";
+  }
+  ASSERT_EQ(cudaStreamSynchronize(own), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(data, 0, 1, stream()), cudaSuccess);
+  void* more = nullptr;
+  ASSERT_EQ(cudaFreeAsync(data, own), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(&more, kDeviceBytes / 2), cudaErrorMemoryAllocation);
+  ASSERT_EQ(cudaStreamSynchronize(own), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(data, 0, 1, own), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMalloc(&more, kDeviceBytes / 2), cudaSuccess);
+  others.open();
+  EXPECT_EQ(cudaFree(more), cudaSuccess);
+  EXPECT_EQ(cudaMemPoolDestroy(pool), cudaSuccess);
+}
+
 // PG "Stream and Event Behavior": a launch wants a stream of the current device, a record an event of the stream's;
 // copies and waits do not care.
 TEST_F(EmulatedRuntime, SeveralDevices) {
