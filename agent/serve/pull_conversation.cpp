@@ -105,7 +105,7 @@ void PullConversation::log_end(const Status& status) const {
               status.error().message());
     return;
   }
-  if (status || status.error().code() == Errc::connection) {
+  if (status || status.error().code() == Errc::connection || context_.stopping) {
     log::debug("peer_left connection={} peer={} name=\"{}\"", connection_, address_, name_);
     return;
   }
