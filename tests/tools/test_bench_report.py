@@ -17,7 +17,7 @@ class BenchReportTest(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.machines = pathlib.Path(directory.name) / "machines"
         self.machines.mkdir()
-        self.page = pathlib.Path(directory.name) / "page.md"
+        self.page = pathlib.Path(directory.name) / "page.txt"
         self.page.write_text(PAGE)
 
     def add(self, name, processor, **ratios):
