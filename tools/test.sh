@@ -24,6 +24,7 @@
 #         megatron two models on the real Megatron, in both of its releases (tools/test_engines.sh megatron runs all)
 #         ray      a fleet on a Ray cluster of a lab's hosts (tools/test_engines.sh ray)
 #         gpu      the CUDA code without a device: all tests that want one, over an emulated runtime (five minutes)
+#         arm64    cross-compiled, under qemu-user: formats, kernels, shared memory, writer, one update (tools/ci/check_arm64.sh)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -42,7 +43,7 @@ if [[ ${1:-} == --share ]]; then
   shift
 fi
 stages=("$@")
-((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray gpu chaos)
+((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray gpu arm64 chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped, with their reasons:\n%s' "$(sed '/^[[:space:]]*$/d' <<<"$skips")"$'\n'; fi
@@ -197,6 +198,7 @@ run_stage() {
     megatron) step "megatron" tools/test_engines.sh megatron -- -k 'qwen3_moe-tp2-pp2-ep2] or gpt_oss-tp2-pp2' ;;
     ray) step "ray" tools/test_engines.sh ray ;;
     gpu) run_gpu ;;
+    arm64) step "arm64" tools/ci/check_arm64.sh build-arm64 ;;
     chaos) step "chaos" tools/chaos.sh --minutes 10 ;;
   esac
 }
