@@ -60,9 +60,13 @@ void write_gamma(const std::byte* diffs, std::uint32_t count, const std::uint16_
     const std::uint32_t i = exceptions[e];
     const std::uint64_t m = magnitude(load_raw<U>(diffs + std::size_t{i} * sizeof(U)));
     const unsigned length = log2_floor(m);
-    for (unsigned z = 0; z < length; ++z, ++zeros) {
-      const std::uint64_t bit = i + zeros;
-      unary[bit / 8] &= static_cast<std::byte>(~(1U << (bit % 8)));
+    for (unsigned left = length; left != 0;) {  // once, but for elements of 64 bits
+      const unsigned run = std::min(left, 56U);
+      std::byte* const at = unary + (i + zeros) / 8;
+      const std::uint64_t cleared = ((std::uint64_t{1} << run) - 1) << ((i + zeros) % 8);
+      store_raw(at, load_raw<std::uint64_t>(at) & ~cleared);
+      zeros += run;
+      left -= run;
     }
     const std::uint64_t below = m - (std::uint64_t{1} << length);
     if (length <= 32) {

@@ -1,12 +1,15 @@
 #include "bench/limits.hpp"
 
 #include <arpa/inet.h>
-#include <immintrin.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -29,6 +32,7 @@ constexpr std::uint64_t kPiece = 4u << 20;
 /// Keeps the optimiser from dropping the loads.
 std::atomic<std::uint64_t> g_sink{0};
 
+#if defined(__x86_64__)
 __attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::byte* a, const std::byte* b, std::uint64_t n) {
   __m512i x = _mm512_setzero_si512();
   __m512i y = x;
@@ -51,6 +55,8 @@ __attribute__((target("avx2"))) std::uint64_t read_avx2(const std::byte* a, cons
                                     _mm256_extract_epi64(x, 2) ^ _mm256_extract_epi64(x, 3));
 }
 
+#endif
+
 std::uint64_t read_scalar(const std::byte* a, const std::byte* b, std::uint64_t n) {
   std::uint64_t x = 0;
   for (std::uint64_t i = 0; i + 8 <= n; i += 8) {
@@ -65,8 +71,10 @@ std::uint64_t read_scalar(const std::byte* a, const std::byte* b, std::uint64_t 
 
 using ReadFn = std::uint64_t (*)(const std::byte*, const std::byte*, std::uint64_t);
 ReadFn widest_read() {
+#if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) return read_avx512;
   if (__builtin_cpu_supports("avx2")) return read_avx2;
+#endif
   return read_scalar;
 }
 

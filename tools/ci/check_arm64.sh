@@ -45,7 +45,10 @@ cmake -S . -B "$dir/build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/aar
   -DDELTASYNC_BUILD_TESTS=ON
 mapfile -t programs < <(ninja -C "$dir/build" -t targets all | sed -nE 's/^(test_[a-z0-9_]+): phony.*/\1/p' | grep -E "$tests")
 cmake --build "$dir/build" -j "$(nproc)" --target "${programs[@]}" deltasync deltasync-agent
-ctest --test-dir "$dir/build" --output-on-failure -j "$(nproc)" -R "$tests"
+# Left out: what starts its own program again, which only the kernel's binfmt_misc would do under qemu; huge pages, which
+# qemu's mappings have none of.
+GTEST_FILTER='-*DeathTest*:*HugePages*' ctest --test-dir "$dir/build" --output-on-failure -j "$(nproc)" -R "$tests" \
+  -E '^test_shm_processes$'
 
 # Two versions, by programs that only qemu can run: a full update, and a delta.
 work=$(mktemp -d)
