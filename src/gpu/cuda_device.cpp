@@ -90,6 +90,7 @@ class CudaDevice final : public Device {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   /// Before the first call. Memory comes from a pool in a stream of its own from then on, where the device has pools.
+  /// Other devices, as NCCL has them, do not reach it.
   Status make_pool();
 
   const std::string& name() const override { return name_; }
