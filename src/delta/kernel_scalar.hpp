@@ -137,6 +137,12 @@ class BitPacker {
   unsigned filled_ = 0;
 };
 
+/// So many zeros and a one.
+inline void put_unary(BitPacker& packer, unsigned zeros) noexcept {
+  for (; zeros > 55; zeros -= 55) packer.put(0, 55);
+  packer.put(std::uint64_t{1} << zeros, zeros + 1);
+}
+
 }  // namespace
 
 static inline void pack_low_scalar(const std::uint16_t* gaps, std::uint32_t count, unsigned k,
@@ -149,16 +155,23 @@ static inline void pack_low_scalar(const std::uint16_t* gaps, std::uint32_t coun
 
 static inline void pack_unary_scalar(const std::uint16_t* gaps, std::uint32_t count, unsigned k,
                                      std::byte* out) noexcept {
-  std::uint64_t word = 0;
-  std::uint64_t bit = 0;  // of the next one, from the start of `word`
-  for (std::uint32_t i = 0; i < count; ++i) {
-    for (bit += gaps[i] >> k; bit >= 64; bit -= 64, out += 8) {
-      store_raw(out, word);
-      word = 0;
+  constexpr std::uint64_t kOnes = 0x0001000100010001;
+  constexpr unsigned kBitsMax = 56;  // of one put()
+  const std::uint64_t quotient_bits = (0xFFFFU >> k) * kOnes;
+  BitPacker packer(out);
+  std::uint32_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const std::uint64_t quotients = load_raw<std::uint64_t>(gaps + i) >> k & quotient_bits;
+    const std::uint64_t ends = (quotients + kOnes) * kOnes;  // in each lane, behind its stop bit
+    const auto end = [&](unsigned lane) { return static_cast<unsigned>(ends >> (16 * lane)) & 0xFFFF; };
+    if (end(3) - 1 >= kBitsMax) {  // 0 if it is 65,536
+      for (std::uint32_t j = i; j < i + 4; ++j) put_unary(packer, gaps[j] >> k);
+      continue;
     }
-    word |= std::uint64_t{1} << bit++;
+    const auto stop = [&](unsigned lane) { return std::uint64_t{1} << (end(lane) - 1); };
+    packer.put(stop(0) | stop(1) | stop(2) | stop(3), end(3));
   }
-  store_raw(out, word);
+  for (; i < count; ++i) put_unary(packer, gaps[i] >> k);
 }
 
 static inline void unpack_low_scalar(const std::byte* in, std::uint32_t count, unsigned k,
