@@ -95,10 +95,10 @@ struct PlacedTargetOptions {
 
   // Of devices; without meaning where all live memory is the host's.
 
-  /// By the CUDA ordinal of a device: the cudaStream_t of this process in which the engine uses its weights there; null
-  /// is the default stream. It outlives the target. Commits and rollbacks come after what it has when they begin, and
-  /// before what it gets afterwards. Of a device without one the caller sees to both.
-  std::map<std::int32_t, void*> engine_streams = {};
+  /// By the CUDA ordinal of a device: each cudaStream_t of this process in which the engine uses its weights there;
+  /// null is the default stream. They outlive the target. Commits and rollbacks come after what these have when they
+  /// begin, and before what they get afterwards. Of a device without one the caller sees to both.
+  std::multimap<std::int32_t, void*> engine_streams = {};
   /// Pinned host memory for each device, in bytes, for what is on its way: half of it for single tiles (4 to 64), half
   /// for four slots of many (16 MiB each at most). As much again is taken on the device. The log line `device_target
   /// stages` names what it is in all.

@@ -71,10 +71,17 @@ std::string words_of(cudaError_t error) {
   return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
 }
 
-/// Outlives all devices: their memory stays with the process.
-KeptPinned& kept_pinned() {
-  static auto* const made = new KeptPinned;
-  return *made;
+std::string words_of_old_driver() {
+  int driver = 0;
+  int runtime = 0;
+  forget(cudaDriverGetVersion(&driver));
+  forget(cudaRuntimeGetVersion(&runtime));
+  if (driver == 0) return "there is no driver";
+  const auto words = [](int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  };
+  return "the driver is for CUDA " + words(driver) + " at most, and this build for " + words(runtime) +
+         ": install a newer driver, or a build for CUDA " + std::to_string(driver / 1000);
 }
 
 class CudaDevice final : public Device {
@@ -113,7 +120,7 @@ class CudaDevice final : public Device {
 
  protected:
   void give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept override {
-    if (kind == Memory::Kind::pinned) return kept_pinned().keep(data, bytes);
+    if (kind == Memory::Kind::pinned) return KeptPinned::of_process().keep(data, bytes);
     const CurrentDevice current(ordinal_);
     const cudaError_t error = current.error() != cudaSuccess ? current.error() : free(kind, data);
     if (error == cudaSuccess) return;
@@ -301,7 +308,8 @@ Result<Memory> CudaDevice::allocate(std::uint64_t bytes) {
 Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
   const CurrentDevice current(ordinal_);
   DS_TRY(check(current.error(), "cudaSetDevice"));
-  if (std::byte* const kept = kept_pinned().take(bytes)) return Memory(*this, Memory::Kind::pinned, kept, bytes);
+  if (std::byte* const kept = KeptPinned::of_process().take(bytes))
+    return Memory(*this, Memory::Kind::pinned, kept, bytes);
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(KeptPinned::rounded(bytes));
   DS_TRY(check(cudaHostAlloc(&data, size, cudaHostAllocPortable), "cudaHostAlloc", bytes));
@@ -314,7 +322,15 @@ Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes) {
   // Portable: for all devices of the process. The second device finds it done.
   const cudaError_t error = cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
   if (error == cudaErrorHostMemoryAlreadyRegistered) {
-    static_cast<void>(cudaGetLastError());  // or the next launch would report it
+    forget(error);  // or the next launch would report it
+    for (const std::byte* const end : {data, data + bytes - 1}) {
+      cudaPointerAttributes found{};
+      DS_TRY(check(cudaPointerGetAttributes(&found, end), "cudaPointerGetAttributes"));
+      if (found.type == cudaMemoryTypeHost) continue;
+      // Copies across its edge would be refused in the middle of an update.
+      return Error(Errc::io, name_ + ": somebody else has registered a part of these " + std::to_string(bytes) +
+                                 " bytes of host memory with CUDA");
+    }
     return Memory(*this, Memory::Kind::borrowed, data, bytes);
   }
   DS_TRY(check(error, "cudaHostRegister", bytes));
@@ -348,8 +364,9 @@ Result<std::int32_t> cuda_device_count() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return Error(Errc::unsupported, "no CUDA device: " + words_of(error));
+    forget(error);
+    const std::string why = error == cudaErrorInsufficientDriver ? words_of_old_driver() : words_of(error);
+    return Error(Errc::unsupported, "no CUDA device: " + why);
   }
   if (count == 0) return Error(Errc::unsupported, "no CUDA device");
   return count;

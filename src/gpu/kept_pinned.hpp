@@ -14,6 +14,11 @@ namespace deltasync::gpu {
 /// Thread-safe. Memory of all devices.
 class KeptPinned {
  public:
+  /// Outlives all devices.
+  static KeptPinned& of_process() {
+    static auto* const made = new KeptPinned;
+    return *made;
+  }
   /// What to take of the driver for so much, so that it fits others later.
   static std::uint64_t rounded(std::uint64_t bytes) {
     if (bytes <= kLarge) return std::bit_ceil(bytes < kSmall ? kSmall : bytes);

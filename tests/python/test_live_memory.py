@@ -173,10 +173,10 @@ def test_live_memory_is_written_behind_the_kernels_that_were_queued(
 ) -> None:
     """No GPU is here: the target is one on the host that says it writes devices 0 and 2."""
     waited: list[int] = []
-    streams: list[dict[int, int]] = []
+    streams: list[dict[int, list[int]]] = []
     build = _native.placed_target
 
-    def target(placement: Any, live: bool, engine_streams: dict[int, int], shadow: bool) -> Any:
+    def target(placement: Any, live: bool, engine_streams: dict[int, list[int]], shadow: bool) -> Any:
         streams.append(engine_streams)
         return build(placement, live, engine_streams, shadow)
 
@@ -196,8 +196,8 @@ def test_live_memory_is_written_behind_the_kernels_that_were_queued(
     served = model(0.0)
     with deltasync.WeightManager(model(1.0), name=segment_name) as manager:
         manager.offload()
-        with deltasync.Receiver(manager.endpoint, module=served, engine_streams={1: Stream()}) as receiver:
-            assert streams == [{1: 77}]
+        with deltasync.Receiver(manager.endpoint, module=served, engine_streams={1: [Stream(), 78]}) as receiver:
+            assert streams == [{1: [77, 78]}]
             receiver.prepare().wait()
             assert waited == []
             receiver.commit()

@@ -55,7 +55,7 @@ class DeviceTarget : public testing::TestWithParam<std::uint64_t> {
     if (options.staging_bytes > kStagingBytes) options.staging_bytes = kStagingBytes;
     if (engine_stream) {
       stream_ = fake_->engine_stream();
-      options.engine_streams[0] = stream_.raw;
+      options.engine_streams.emplace(0, stream_.raw);
     }
     auto target = engine_->make(trainer_->layout(), options);
     ASSERT_TRUE(target.ok()) << target.error().to_string();

@@ -30,7 +30,7 @@ class DevicePull : public PullTest {
     engine_.emplace(*model_.layout, kPlan, RandomPlan::Ignore::parts_of_tiles, std::move(devices), false);
     ASSERT_GE(engine_->plan().memories.size(), static_cast<std::size_t>(count));
     options.staging_bytes = kStagingBytes;
-    if (with_stream) options.engine_streams[0] = stream_.raw;
+    if (with_stream) options.engine_streams.emplace(0, stream_.raw);
     auto target = make(options);
     ASSERT_TRUE(target.ok()) << target.error().to_string();
     const Status bound = receiver_->bind(*std::move(target), placement_->slices(), in_ms(60'000));

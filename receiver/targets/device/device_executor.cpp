@@ -49,7 +49,7 @@ Result<std::unique_ptr<DeviceExecutor>> DeviceExecutor::make(std::shared_ptr<con
   }
   if (on_host || rest_bytes != 0) {
     made->host_part_ = static_cast<std::uint32_t>(sources.size());
-    sources.push_back({Device::kHost, std::make_unique<gpu::HostDevice>(), nullptr, nullptr});
+    sources.push_back({Device::kHost, std::make_unique<gpu::HostDevice>(), nullptr, {}});
     sources.back().device = sources.back().own.get();
   }
   if (sources.size() > kPartsMax) return Error(Errc::unsupported, "more than 32 devices");
@@ -336,23 +336,26 @@ Status DeviceExecutor::finish_all(const CallContext& until) {
 
 Status DeviceExecutor::enter_engine(const CallContext& until) {
   for (const auto& part : parts_) {
-    if (part->engine == nullptr) continue;
     const std::lock_guard lock(part->mutex);
     const CallContext end = patient(until);
-    DS_TRY(gpu::wait_for_capture(*part->engine, end, "the engine's stream on " + part->device->name()));
-    DS_TRY(part->engine->record(*part->event));
-    DS_TRY(gpu::wait(*part->event, end, "waiting for the engine on " + part->device->name()));
+    for (const auto& engine : part->engine) {
+      DS_TRY(gpu::wait_for_capture(*engine, end, "the engine's stream on " + part->device->name()));
+      DS_TRY(engine->record(*part->event));
+      DS_TRY(gpu::wait(*part->event, end, "waiting for the engine on " + part->device->name()));
+    }
   }
   return {};
 }
 
 Status DeviceExecutor::leave_engine() {
   for (const auto& part : parts_) {
-    if (part->engine == nullptr) continue;
+    if (part->engine.empty()) continue;
     const std::lock_guard lock(part->mutex);
     DS_TRY(part->stream->record(*part->event));
-    DS_TRY(gpu::wait_for_capture(*part->engine, patient(), "the engine's stream on " + part->device->name()));
-    DS_TRY(part->engine->wait_for(*part->event));
+    for (const auto& engine : part->engine) {
+      DS_TRY(gpu::wait_for_capture(*engine, patient(), "the engine's stream on " + part->device->name()));
+      DS_TRY(engine->wait_for(*part->event));
+    }
   }
   return {};
 }

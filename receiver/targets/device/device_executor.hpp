@@ -43,9 +43,9 @@ class DeviceExecutor {
   /// A device that the placement has memory on.
   struct PlacedDevice {
     std::int32_t ordinal = 0;
-    std::unique_ptr<gpu::Device> own;       ///< or null, if it is somebody else's
-    gpu::Device* device = nullptr;          ///< outlives this
-    std::unique_ptr<gpu::Stream> engine{};  ///< the engine's stream, if it named one
+    std::unique_ptr<gpu::Device> own;                    ///< or null, if it is somebody else's
+    gpu::Device* device = nullptr;                       ///< outlives this
+    std::vector<std::unique_ptr<gpu::Stream>> engine{};  ///< the engine's streams that it named
   };
   static constexpr std::uint64_t kRegisterBytes = std::uint64_t{64} << 20;
   /// As in PlacedTargetOptions.
@@ -140,7 +140,7 @@ class DeviceExecutor {
   struct Part {
     std::unique_ptr<gpu::Device> own;
     gpu::Device* device = nullptr;
-    std::unique_ptr<gpu::Stream> engine;
+    std::vector<std::unique_ptr<gpu::Stream>> engine;
     std::unique_ptr<gpu::Stream> stream;  ///< all kernels, and copies of small slots
     std::unique_ptr<gpu::Stream> in;      ///< copies of wide slots to the device
     std::unique_ptr<gpu::Stream> out;     ///< and from there

@@ -229,7 +229,7 @@ Result<std::unique_ptr<Target>> make_device_target_on(std::shared_ptr<const Plac
       return Error(Errc::invalid_argument,
                    "an engine's stream of cuda:" + std::to_string(ordinal) + ", which the placement does not use");
     }
-    DS_ASSIGN(source->engine, source->device->adopt_stream({stream}));
+    DS_ASSIGN(source->engine.emplace_back(), source->device->adopt_stream({stream}));
   }
   std::vector<CopyDevice> devices;
   devices.reserve(sources.size());

@@ -45,10 +45,11 @@ NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, 
   PlacedTargetOptions options;
   options.live = live;
   if (shadow) options.shadow = ShadowOptions();
-  for (const auto& [device, stream] : streams) {
-    const auto address = nb::cast<std::uintptr_t>(stream);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr)
-    options.engine_streams[nb::cast<std::int32_t>(device)] = reinterpret_cast<void*>(address);
+  for (const auto& [device, of_device] : streams) {
+    for (const std::uintptr_t address : nb::cast<std::vector<std::uintptr_t>>(of_device)) {
+      // NOLINTNEXTLINE(performance-no-int-to-ptr)
+      options.engine_streams.emplace(nb::cast<std::int32_t>(device), reinterpret_cast<void*>(address));
+    }
   }
   return {unwrap(released([&] { return make_placed_target(placement, options); })), placement->slices()};
 }

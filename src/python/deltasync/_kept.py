@@ -23,7 +23,7 @@ class Kept:
         self,
         layout: Layout,
         sidecar: Sidecar,
-        engine_streams: Mapping[int, int],
+        engine_streams: Mapping[int, list[int]],
         *,
         module: Any = None,
         plan: PlacementPlan | Callable[[Layout], PlacementPlan] | None = None,

@@ -64,9 +64,10 @@ class Receiver:
     ``shadow``: a copy on the host of what ``module`` or ``plan`` has in live memory, which takes as much memory again.
     With it an engine wakes without the network (:meth:`release`, :meth:`restore`), and repairs come from it.
 
-    ``engine_streams``: of CUDA devices by their ordinals, the streams (torch's, or addresses) on which the engine
-    computes with the weights. A commit comes behind what is queued there, and what is queued there after it comes
-    behind the commit. For a device without one, a commit first waits for all that torch has queued on it.
+    ``engine_streams``: of CUDA devices by their ordinals, the stream (torch's, or an address), or a list of all, on
+    which the engine computes with the weights. A commit comes behind what is queued there, and what is queued there
+    after it comes behind the commit. For a device without one, a commit first waits for all that torch has queued on
+    it.
 
     ``local``: whether full updates are copied out of the memory of an agent on this host: ``auto`` where they can be,
     ``never``, or ``always``, which raises Unsupported where they cannot.
@@ -426,14 +427,17 @@ class Receiver:
         return self._bound.kept.memory
 
 
-def _addresses(streams: Mapping[int, Any]) -> dict[int, int]:
+def _addresses(streams: Mapping[int, Any]) -> dict[int, list[int]]:
     """Of the streams, by the ordinals of their devices. InvalidArgument."""
     _checks.of_type("engine_streams", streams, Mapping, "mapping of devices to streams, such as {0: stream}")
     return {
-        _checks.whole("engine_streams: device", device): _checks.whole(
-            f"engine_streams: stream of device {device}", getattr(stream, "cuda_stream", stream), most=2**64 - 1
-        )
-        for device, stream in streams.items()
+        _checks.whole("engine_streams: device", device): [
+            _checks.whole(
+                f"engine_streams: stream of device {device}", getattr(stream, "cuda_stream", stream), most=2**64 - 1
+            )
+            for stream in (of_device if isinstance(of_device, (list, tuple)) else [of_device])
+        ]
+        for device, of_device in streams.items()
     }
 
 

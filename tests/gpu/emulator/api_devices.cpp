@@ -30,6 +30,8 @@ constexpr ErrorWords kErrors[] = {
     DELTASYNC_EMULATED_ERROR(cudaErrorMemoryAllocation, "out of memory"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument"),
+    DELTASYNC_EMULATED_ERROR(cudaErrorInsufficientDriver,
+                             "CUDA driver version is insufficient for CUDA runtime version"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
@@ -61,7 +63,12 @@ const ErrorWords& words_of(cudaError_t error) {
 
 extern "C" {
 
+// "Since CUDA 11.0", a runtime runs with drivers of its major version.
 cudaError_t cudaGetDeviceCount(int* count) {
+  if (runtime().driver_version / 1000 < CUDART_VERSION / 1000) {
+    *count = 0;
+    return noted(cudaErrorInsufficientDriver);
+  }
   *count = runtime().devices();
   return cudaSuccess;
 }
@@ -84,6 +91,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::strncpy(properties->name, "emulated from PTX", sizeof properties->name - 1);
   properties->major = 8;
   properties->totalGlobalMem = emulator::kDeviceBytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = runtime().driver_version;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
   return cudaSuccess;
 }
 

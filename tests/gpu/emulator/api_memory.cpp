@@ -96,6 +96,19 @@ cudaError_t cudaHostUnregister(void* data) {
   return noted(runtime().memory().remove_host(data, false) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  if (const cudaError_t error = runtime().begin_call(emulator::this_thread().device); error != cudaSuccess) {
+    return noted(error);
+  }
+  *attributes = {};
+  const auto range = runtime().memory().find(data);
+  if (!range || !range->has(reinterpret_cast<std::uintptr_t>(data), 1)) return cudaSuccess;  // of memory unknown to it
+  const bool is_host = range->device == emulator::Memory::kHost;
+  attributes->type = is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  attributes->device = is_host ? emulator::this_thread().device : range->device;
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   emulator::this_thread().has_context = true;
   const cudaError_t error = emulator::check_copy(to, bytes, from, bytes, kind, "cudaMemcpyAsync");

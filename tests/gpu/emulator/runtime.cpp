@@ -56,6 +56,9 @@ void fail_call(std::int64_t n, cudaError_t error, bool stays) {
 bool call_is_due() {
   return runtime().call_is_due();
 }
+void set_driver_version(int version) {
+  runtime().driver_version = version;
+}
 void revive() {
   fail_call(0);
   for (int device = 0; device < runtime().devices(); ++device) runtime().drain(device);

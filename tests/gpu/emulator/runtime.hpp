@@ -37,6 +37,8 @@ std::string last_fault();
 void fail_call(std::int64_t n, cudaError_t error = cudaSuccess, bool stays = false);
 /// Whether fewer calls than that have been made.
 bool call_is_due();
+/// As cudaDriverGetVersion() has it. One of an older major version than the runtime's has no devices for it.
+void set_driver_version(int version);
 /// All devices are as good as new, once what is in their streams has ended.
 void revive();
 
@@ -81,6 +83,7 @@ class Runtime {
   bool call_is_due() const { return calls_left_ > 0; }
   /// For calls that may fail: the device's error, or the one that a test wants.
   cudaError_t begin_call(int device);
+  std::atomic<int> driver_version{CUDART_VERSION};
   void keep_faults(bool keep);
   std::string last_fault();
 

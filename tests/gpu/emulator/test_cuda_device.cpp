@@ -48,6 +48,37 @@ TEST_F(EmulatedCudaDevice, TheCurrentDeviceStays) {
   EXPECT_EQ(current(), 0);
 }
 
+TEST_F(EmulatedCudaDevice, AnOldDriverIsNamed) {
+  set_driver_version((CUDART_VERSION / 1000 - 1) * 1000 + 80);
+  const auto none = gpu::open_cuda_device(0, gpu::Use::copies);
+  set_driver_version(CUDART_VERSION);
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code(), Errc::unsupported);
+  EXPECT_THAT(none.error().message(),
+              HasSubstr("the driver is for CUDA " + std::to_string(CUDART_VERSION / 1000 - 1) +
+                        ".8 at most, and this build for " + std::to_string(CUDART_VERSION / 1000) + "." +
+                        std::to_string(CUDART_VERSION % 1000 / 10) + ": install a newer driver, or a build for CUDA " +
+                        std::to_string(CUDART_VERSION / 1000 - 1)));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+/// Copies that begin in what somebody registered and end beyond would fail in the middle of an update.
+TEST_F(EmulatedCudaDevice, MemoryThatIsRegisteredInPartIsRefused) {
+  alignas(4096) static std::byte pages[4 * 4096];
+  for (const std::size_t others : {std::size_t{0}, std::size_t{4096}, std::size_t{3 * 4096}}) {
+    ASSERT_EQ(cudaHostRegister(pages + others, 4096, cudaHostRegisterPortable), cudaSuccess);
+    const auto refused = device_->register_host(pages, sizeof pages);
+    ASSERT_FALSE(refused.ok()) << others;
+    EXPECT_EQ(refused.error().code(), Errc::io);
+    EXPECT_THAT(refused.error().message(),
+                HasSubstr("cuda:1 (emulated from PTX): somebody else has registered a part of "
+                          "these 16384 bytes"));
+    EXPECT_EQ(device_->register_host(pages + others, 4096)->kind(), gpu::Memory::Kind::borrowed);
+    ASSERT_EQ(cudaHostUnregister(pages + others), cudaSuccess);
+  }
+  EXPECT_EQ(device_->register_host(pages, sizeof pages)->kind(), gpu::Memory::Kind::registered);
+}
+
 /// An engine that asks for its last error finds none of this device's.
 TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
   const auto too_much = device_->allocate(std::uint64_t{1} << 50);

@@ -61,6 +61,29 @@ TEST_F(EmulatedEngine, CommitsWaitForACaptureThatWaitsForTheDefaultStream) {
   EXPECT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
+/// An engine that computes with its weights in two streams has them as they were until both have come to their end.
+TEST_F(EmulatedEngine, CommitsWaitForEachOfItsStreams) {
+  const cudaStream_t second = make_stream(cudaStreamNonBlocking);
+  PlacedTargetOptions options;
+  for (const cudaStream_t stream : {own_, second}) options.engine_streams.emplace(0, stream);
+  ASSERT_NO_FATAL_FAILURE(start_on(1, false, options));
+  EXPECT_EQ(pull_on_devices(), PullMode::full);
+  const std::vector<std::byte> before = model_.half;
+  step(0.5);
+  for (const cudaStream_t busy : {own_, second}) {
+    Gate gate(busy);
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    const Status refused = (*staged)->commit(in_ms(100));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_THAT(refused.error().message(), HasSubstr("waiting for the engine on cuda:0"));
+    EXPECT_EQ(differences(before), "");
+  }
+  EXPECT_EQ(pull_on_devices(), PullMode::delta);
+  receiver_.reset();
+  EXPECT_EQ(cudaStreamDestroy(second), cudaSuccess);
+}
+
 /// What the engine has in its streams takes as long as it likes: our memory comes and goes meanwhile, its own stream or
 /// not, and so do targets.
 TEST_F(EmulatedEngine, NobodyWaitsForTheEnginesWork) {
