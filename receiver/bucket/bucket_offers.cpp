@@ -17,6 +17,7 @@ namespace deltasync::receiver {
 namespace {
 
 constexpr auto kMessageLimit = std::chrono::seconds(5);  // from its first byte
+constexpr std::size_t kStrangersMax = 64;                // a trainer that is dropped comes again
 
 }  // namespace
 
@@ -46,15 +47,18 @@ Status wait_readable(std::vector<pollfd>& fds, const CallContext& until, const c
 
 Result<bool> BucketReceiver::hear_one(const CallContext& until, Deadline patience) {
   std::vector<pollfd> fds{{listener_.fd(), POLLIN, 0}};
+  for (const UniqueFd& stranger : strangers_) fds.push_back({stranger.get(), POLLIN | POLLRDHUP, 0});
+  const std::size_t first = fds.size();
   for (const auto& session : sessions_) {
-    // One that has made its offer says nothing more until that is answered; but it may go.
+    // One that has made its offer says nothing more until that is answered; but it may go. (A dead process is dropped
+    // when all ranks have offered, or another comes.)
     fds.push_back({session->fd(), static_cast<short>(session->offer ? POLLRDHUP : POLLIN | POLLRDHUP), 0});
   }
   Status ready = wait_readable(fds, until.earlier(patience), "waiting for the trainer's next version");
   if (!ready && ready.error().code() == Errc::timed_out) return false;
   if (!ready) return std::move(ready).error();
   for (std::size_t i = sessions_.size(); i-- > 0;) {
-    if (fds[i + 1].revents == 0) continue;
+    if (fds[first + i].revents == 0) continue;
     BucketSession& session = *sessions_[i];
     Status heard = session.offer ? Status(Error(Errc::connection, "it has gone")) : hear_offer(session, until);
     if (heard) continue;
@@ -62,13 +66,28 @@ Result<bool> BucketReceiver::hear_one(const CallContext& until, Deadline patienc
     session.refuse(heard.error());
     sessions_.erase(sessions_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  if (fds[0].revents != 0) accept(until);
+  for (std::size_t i = first - 1; i-- > 0;) {
+    if (fds[i + 1].revents == 0) continue;
+    UniqueFd connection = std::move(strangers_[i]);
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    greet(std::move(connection), until);
+  }
+  if (fds[0].revents != 0) accept();
   return true;
 }
 
-void BucketReceiver::accept(const CallContext& until) {
+/// One that stands still before its first word is in nobody's way.
+void BucketReceiver::accept() {
   UniqueFd connection(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!connection) return;
+  if (strangers_.size() == kStrangersMax) {
+    log::warn("bucket_channel drops why=\"{} connections are silent: this is the oldest\"", kStrangersMax);
+    strangers_.erase(strangers_.begin());
+  }
+  strangers_.push_back(std::move(connection));
+}
+
+void BucketReceiver::greet(UniqueFd connection, const CallContext& until) {
   auto greeting = BucketSession::greet(std::move(connection), until);
   Status admitted = greeting ? admit(std::move(*greeting), until) : Status(std::move(greeting).error());
   if (!admitted) log::warn("bucket_channel refuses why=\"{}\"", admitted.error().to_string());
@@ -81,7 +100,7 @@ Status BucketReceiver::admit(BucketSession::Greeting greeting, const CallContext
     session.refuse(why);
     return why;
   };
-  std::erase_if(sessions_, [](const auto& known) { return known->peer_closed(); });
+  drop_gone();
   if (layout_ != nullptr && greeting.layout->digest() != layout_->digest()) {
     return refuse(Error(Errc::layout_mismatch, session.name() + " has another layout (" +
                                                    to_string(greeting.layout->digest()) + ") than the engine (" +
@@ -104,6 +123,14 @@ Status BucketReceiver::admit(BucketSession::Greeting greeting, const CallContext
   ranks_ = greeting.ranks;
   sessions_.push_back(std::move(greeting.session));
   return {};
+}
+
+bool BucketReceiver::drop_gone() {
+  return std::erase_if(sessions_, [](const auto& session) {
+           const bool gone = session->peer_closed();
+           if (gone) log::info("bucket_channel drops trainer=\"{}\" why=\"it has gone\"", session->name());
+           return gone;
+         }) != 0;
 }
 
 Status BucketReceiver::hear_offer(BucketSession& session, const CallContext& until) {
@@ -183,6 +210,7 @@ Result<std::optional<Version>> BucketReceiver::agree(const Want& want, const Cal
       }
       continue;
     }
+    if (drop_gone()) continue;  // the offer and the end of one were heard together
     const Version version = sessions_.front()->offer->version;
     Status agreed = check_shares();
     for (const auto& session : sessions_) {

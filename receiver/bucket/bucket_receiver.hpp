@@ -81,9 +81,12 @@ class BucketReceiver final : public BoundTarget {
   /// Waits for something to hear on the listener or a session, not beyond `patience`, and hears it. False: nothing
   /// came.
   Result<bool> hear_one(const CallContext& until, Deadline patience);
-  void accept(const CallContext& until);
+  void accept();
+  void greet(UniqueFd connection, const CallContext& until);
   Status admit(BucketSession::Greeting greeting, const CallContext& until);
   Status hear_offer(BucketSession& session, const CallContext& until);
+  /// Whether there were such.
+  bool drop_gone();
   /// Nothing: it is committed already, and no other is offered.
   Result<std::optional<Version>> agree(const Want& want, const CallContext& until);
   Status check_shares() const;
@@ -106,6 +109,7 @@ class BucketReceiver final : public BoundTarget {
   ThreadPool pool_;
   SocketFile listener_;
   const std::shared_ptr<BucketStatus> status_ = std::make_shared<BucketStatus>();
+  std::vector<UniqueFd> strangers_;  ///< that have not said a word, oldest first
   Sessions sessions_;
   std::uint32_t ranks_ = 0;             ///< of the trainer, by the first hello; 0: none has come
   bool open_ = false;                   ///< a full update, in the target

@@ -57,8 +57,9 @@ BucketSession::BucketSession(net::MessageSocket socket, std::unique_ptr<bucket::
       name_(std::move(name)) {}
 
 Result<BucketSession::Greeting> BucketSession::greet(UniqueFd connection, const CallContext& until) {
-  DS_TRY(net::check_peer_user(connection.get(), "the trainer", "this engine"));
+  DS_ASSIGN(auto process, net::watch_peer(connection.get(), "the trainer", "this engine"));
   net::MessageSocket socket(std::move(connection));
+  socket.watch(std::move(process));
   socket.accept_files();
   socket.stop_on(until.stop());
   auto heard = hear(socket, until.deadline().earlier(Deadline::after(kHelloLimit)));

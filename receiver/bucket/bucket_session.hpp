@@ -28,6 +28,8 @@ class BucketSession {
   static Result<Greeting> greet(UniqueFd connection, const CallContext& until);
 
   int fd() const noexcept { return socket_.fd(); }
+  /// Readable once the trainer's process is dead; -1 if it cannot be watched.
+  int process_fd() const noexcept { return socket_.process_fd(); }
   std::uint32_t rank() const noexcept { return rank_; }
   const std::string& name() const noexcept { return name_; }  ///< "rank 3 (trainer)"
   const bucket::Share& share() const noexcept { return incoming_.share(); }

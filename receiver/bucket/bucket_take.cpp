@@ -53,16 +53,18 @@ Status BucketReceiver::take_chunk(BucketSession& session, const net::Message& me
   std::vector<std::vector<std::byte>> scratch(pool_.size());
   const auto put_some = [&](std::uint64_t item, unsigned worker) -> Status {
     const std::uint64_t end = std::min<std::uint64_t>((item + 1) * kTilesPerItem, placed.size());
+    std::uint64_t bytes = 0;
     for (std::uint64_t i = item * kTilesPerItem; i < end; ++i) {
-      const Tile tile = tile_of(*layout_, placed[i].tile);
+      const Tile tile = bucket::tile_in(*layout_, *placed[i].piece, placed[i].tile);
       DS_ASSIGN(const bool right, put_tile(session, chunk.half, *placed[i].piece, tile, scratch[worker]));
       if (!right) {
         return Error(Errc::corrupt, describe_tile(*layout_, tile.index) +
                                         " has not the bytes that the chunk names: "
                                         "the trainer wrote the bucket too early");
       }
-      done_ += scratch[worker].size();
+      bytes += scratch[worker].size();
     }
+    done_ += bytes;
     return {};
   };
   DS_TRY(run_all(pool_, (placed.size() + kTilesPerItem - 1) / kTilesPerItem, until, "taking a bucket", put_some));
@@ -111,12 +113,13 @@ Result<Prepared> BucketReceiver::take(const Version& version, const CallContext&
     for (const auto& session : sessions_) {
       if (session->finish != 0) continue;
       fds.push_back({session->fd(), POLLIN | POLLRDHUP, 0});
+      fds.push_back({session->process_fd(), POLLIN, 0});
       speak.push_back(session.get());
     }
     if (speak.empty()) break;
     DS_TRY(wait_readable(fds, until, "waiting for the trainer's next bucket"));
     for (std::size_t i = 0; i < speak.size(); ++i) {
-      if (fds[i].revents == 0) continue;
+      if (fds[2 * i].revents == 0 && fds[2 * i + 1].revents == 0) continue;
       DS_TRY(take_message(*speak[i], prepared, until).with_context(speak[i]->name()));
     }
   }

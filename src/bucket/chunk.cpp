@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "format/tiling.hpp"
-
 namespace deltasync::bucket {
 namespace {
 
@@ -31,6 +29,12 @@ Status check_bands(const Layout& layout, std::uint32_t index, std::uint64_t half
 }
 
 }  // namespace
+
+Tile tile_in(const Layout& layout, const Piece& piece, std::uint64_t index) {
+  const Tensor& tensor = layout.tensors()[piece.part.tensor];
+  if (tensor.tile_count != 1) return tile_of(layout, index);
+  return {index, piece.part.tensor, {0, 0, tensor.rows, tensor.cols}};
+}
 
 // ---- Share ---------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
 #include "format/tile_set.hpp"
+#include "format/tiling.hpp"
 #include "format/wire_bucket.hpp"
 
 namespace deltasync::bucket {
@@ -30,6 +31,10 @@ struct Piece {
   std::uint64_t first_tile = 0;
   std::uint64_t tiles = 0;
 };
+
+/// One of the piece's tiles: as tile_of(), but without a search where the tensor is one tile, as most of many small
+/// ones.
+Tile tile_in(const Layout& layout, const Piece& piece, std::uint64_t index);
 
 /// Which tensors of a layout one rank sends.
 class Share {

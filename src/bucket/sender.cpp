@@ -7,7 +7,6 @@
 #include "base/trace.hpp"
 #include "delta/delta.hpp"
 #include "format/packed_layout.hpp"
-#include "format/tiling.hpp"
 #include "net/peer_user.hpp"
 
 namespace deltasync::bucket {
@@ -20,7 +19,7 @@ constexpr auto kGoodbyeLimit = std::chrono::milliseconds(200);
 /// Of the piece's tiles, as they lie in the half.
 void add_digests(const Layout& layout, const Piece& piece, ByteSpan half, std::vector<std::uint64_t>& digests) {
   for (std::uint64_t t = piece.first_tile; t < piece.first_tile + piece.tiles; ++t) {
-    const Tile tile = tile_of(layout, t);
+    const Tile tile = tile_in(layout, piece, t);
     const Tensor& tensor = layout.tensors()[tile.tensor];
     const std::byte* const first = half.data() + piece.offset + tile.rect.row * tensor.row_bytes() - piece.from +
                                    tile.rect.col * tensor.element_bytes;
@@ -69,8 +68,10 @@ Status Sender::connect_once(const CallContext& until) {
   const Deadline deadline = until.deadline();
   DS_ASSIGN(UniqueFd fd, net::connect_unix(options_.socket, until));
   // A stranger who made the socket first must not be told anything.
-  DS_TRY(net::check_peer_user(fd.get(), "the engine on " + options_.socket, "this trainer"));
+  auto process = net::watch_peer(fd.get(), "the engine on " + options_.socket, "this trainer");
+  if (!process) return std::move(process).error();
   socket_ = net::MessageSocket(std::move(fd));
+  socket_.watch(*std::move(process));
   socket_.stop_on(until.stop());
   DS_TRY(socket_.send_with_file(wire::Type::bucket_hello, ++request_, hello_, memory_->descriptor(), deadline));
   return await(request_, until);
@@ -142,9 +143,9 @@ Status Sender::issue(const CallContext& until) {
 
 Result<Sender::Room> Sender::room(std::uint32_t tensor, const CallContext& until) {
   DS_TRY(check_begun());
-  DS_TRY(until.check("filling a bucket"));
   DS_ASSIGN(std::optional<Piece> piece, outgoing_.next(tensor));
   if (!piece) {
+    DS_TRY(until.check("filling a bucket"));
     DS_TRY(issue(until));
     DS_ASSIGN(piece, outgoing_.next(tensor));
     if (!piece) return Error(Errc::internal, "an empty bucket has no room");

@@ -34,12 +34,15 @@ timespec to_timespec(std::chrono::nanoseconds ns) {
 }
 
 /// Waits until the socket is readable or writable. An error or hang-up counts as ready: the next call will say which.
-Status wait_for(int fd, short events, Deadline deadline, const char* what) {
+/// `process` is of a ProcessWatch on the peer, or -1.
+Status wait_for(int fd, short events, Deadline deadline, const char* what, int process = -1) {
   for (;;) {
-    pollfd p{fd, events, 0};
+    pollfd p[] = {{fd, events, 0}, {process, POLLIN, 0}};
     const timespec left = to_timespec(deadline.remaining());
-    const int n = ::ppoll(&p, 1, &left, nullptr);
-    if (n > 0) return {};
+    const int n = ::ppoll(p, 2, &left, nullptr);
+    // What it said just before it died counts.
+    if (n > 0 && (p[0].revents != 0 || poll_now(fd, events) != 0)) return {};
+    if (n > 0) return Error(Errc::connection, "the peer's process has died");
     if (n == 0) return Error(Errc::timed_out, what);
     if (errno != EINTR) return Error::from_errno("poll", errno);
   }
@@ -215,6 +218,7 @@ MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
   channel_ = std::move(other.channel_);
   fd_ = std::move(other.fd_);
   pulse_ = std::move(other.pulse_);
+  process_ = std::move(other.process_);
   bytes_sent_ = other.bytes_sent_;
   bytes_received_ = other.bytes_received_;
   waited_ = other.waited_;
@@ -248,7 +252,7 @@ void MessageSocket::end_sending() noexcept {
 }
 
 Status MessageSocket::wait_as(Tried::Came want, Deadline deadline, const char* what) const {
-  return wait_for(fd_.get(), want == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what);
+  return wait_for(fd_.get(), want == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what, process_fd());
 }
 
 Status MessageSocket::wait_for_peer(Tried::Came want, Deadline deadline) const {
@@ -447,7 +451,7 @@ Result<Message> MessageSocket::recv_answer(std::uint64_t request, wire::Type typ
 }
 
 bool MessageSocket::peer_closed() const {
-  return !fd_ || poll_now(fd_.get(), POLLRDHUP) != 0;
+  return !fd_ || poll_now(fd_.get(), POLLRDHUP) != 0 || (process_ && process_->dead());
 }
 
 }  // namespace deltasync::net

@@ -18,6 +18,7 @@
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "base/fd.hpp"
+#include "base/process.hpp"
 #include "deltasync/result.hpp"
 #include "format/message.hpp"
 #include "format/wire.hpp"
@@ -89,6 +90,12 @@ class MessageSocket {
   /// From now on what comes counts for the peer's pulse, and who waits for a word of a peer that is gone by that fails
   /// with `timed_out`. One of several connections.
   void follow(std::shared_ptr<Pulse> pulse) { pulse_ = std::move(pulse); }
+  /// From now on the conversation ends with this process too, whose forked child may keep the connection open: once it
+  /// is dead, and what it said has been heard, calls that would have to wait fail with `connection`. None: it cannot be
+  /// watched.
+  void watch(std::optional<ProcessWatch> peer) { process_ = std::move(peer); }
+  /// Of the watched process, for poll: readable once it is dead; -1 if there is none.
+  int process_fd() const noexcept { return process_ ? process_->fd() : -1; }
   /// The `error` that the peer said before it closed, if that was found out by a send, which fails with `connection`.
   const std::optional<Error>& last_words() const noexcept { return last_words_; }
   /// Closes; returns the error, or `cancelled` in its place if it is only what the stop made of the connection.
@@ -128,7 +135,7 @@ class MessageSocket {
   /// What came last and has not been taken; none if nothing came.
   UniqueFd take_file() noexcept { return file_ ? std::move(*file_) : UniqueFd(); }
 
-  /// True when the peer has closed its end, whatever it left to be read. Never blocks.
+  /// True when the peer has closed its end or its watched process is dead, whatever it left to be read. Never blocks.
   bool peer_closed() const;
 
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
@@ -153,6 +160,7 @@ class MessageSocket {
   std::unique_ptr<UniqueFd> file_;    // set: that one may come along; what came and was not taken
   std::unique_ptr<Channel> channel_;  // over fd_
   std::shared_ptr<Pulse> pulse_;      // null: none
+  std::optional<ProcessWatch> process_;
   std::stop_token stop_;
   std::unique_ptr<ShutDown> shut_down_;  // after fd_, so that it goes first
   std::uint64_t bytes_sent_ = 0;

@@ -7,11 +7,18 @@
 
 #include "base/user.hpp"
 #include "net/blocking.hpp"
+#include "net/peer_user.hpp"
 
 namespace deltasync::net {
 namespace {
 
 constexpr int kBacklog = 128;
+
+/// A forked child of it may keep the socket, which then takes connections that nobody accepts.
+bool listener_is_dead(int connection) {
+  const auto watch = watch_peer(connection, "the listener", "this process");
+  return watch ? *watch && (*watch)->dead() : watch.error().code() == Errc::connection;
+}
 
 /// Removes what a dead process left at `path`.
 Status remove_stale(const std::string& path, const ListenerWords& words) {
@@ -23,6 +30,7 @@ Status remove_stale(const std::string& path, const ListenerWords& words) {
   if (!S_ISSOCK(found.st_mode))
     return Error(Errc::already_exists, path + " is in the way: it is not a socket" + describe_stranger(path));
   auto answer = connect_unix(path, Deadline::after(std::chrono::seconds(1)));
+  if (answer && listener_is_dead(answer->get())) answer = Error(Errc::connection, "its process is dead");
   if (answer || answer.error().code() == Errc::timed_out) {
     return Error(Errc::already_exists, "another " + words.who + " answers on " + path + describe_stranger(path) +
                                            ": end that one first, or give this one " + words.remedy);

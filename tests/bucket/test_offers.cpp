@@ -97,6 +97,34 @@ TEST_F(BucketOffers, AnOfferIsGoneWithItsRank) {
   EXPECT_TRUE(has(**receiver, model_.half));
 }
 
+TEST_F(BucketOffers, AnOfferThatIsHeardTogetherWithTheEndOfItsRankIsNone) {
+  RawTrainer ranks[] = {RawTrainer(model_.layout), RawTrainer(model_.layout)};
+  std::atomic<bool> there{false};
+  std::thread meet([&] {
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      const bucket::SenderOptions one = one_of_two(r);
+      ranks[r].hello.rank = r;
+      ranks[r].hello.ranks = 2;
+      ranks[r].hello.tensors = one.tensors;
+      EXPECT_TRUE(ranks[r].connect(path()).ok());
+    }
+    there = true;
+  });
+  const auto receiver = connect();
+  ASSERT_TRUE(receiver.ok()) << receiver.error().message();
+  const auto look = [&] {
+    const auto pulled = (*receiver)->pull({.number = 1, .wait_max = std::chrono::milliseconds(20)}, in_a_minute());
+    return pulled.ok() ? std::string("a version") : pulled.error().to_string();
+  };
+  while (!there) EXPECT_THAT(look(), HasSubstr("timed_out: "));
+  meet.join();
+  for (RawTrainer& rank : ranks) {
+    EXPECT_TRUE(rank.socket.send(2, wire::BucketBegin{version_of(1)}, soon().deadline()).ok());
+  }
+  ranks[0].socket.close();
+  EXPECT_THAT(look(), HasSubstr("1 of 2 ranks offer one"));
+}
+
 TEST_F(BucketOffers, ARankThatComesAgainWhileTheOneBeforeGoesIsNotInItsOwnWay) {
   std::thread trainer([&] {
     RawTrainer before(model_.layout);

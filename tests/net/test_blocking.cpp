@@ -1,15 +1,22 @@
 // Blocking message sockets over a socket pair: what arrives, what is refused, and when a call ends.
 #include "net/blocking.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/deadline.hpp"
 #include "tests/support/held_port.hpp"
@@ -208,6 +215,91 @@ TEST_F(BlockingTest, AnEarlierStopIsForgotten) {
   second.request_stop();
   ASSERT_TRUE(a_.send(wire::Type::end, 2, {}, soon()));
   EXPECT_TRUE(b_.recv(0, soon()));
+}
+
+/// A process whose connection stays open when it is dead, since the test has that as well.
+class WatchedTest : public BlockingTest {
+ protected:
+  WatchedTest() : pid_(::fork()) {
+    if (pid_ == 0) {
+      ::alarm(60);
+      for (;;) ::pause();
+    }
+    b_.watch(ProcessWatch::open(ProcessId::of(pid_).value()).value());
+  }
+  ~WatchedTest() override {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  /// Once it is dead; it is not reaped before the end.
+  void kill() const {
+    ::kill(pid_, SIGKILL);
+    siginfo_t info;
+    ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
+  }
+  static void expect_death(const Error& error) {
+    EXPECT_EQ(error.code(), Errc::connection);
+    EXPECT_EQ(error.message(), "the peer's process has died");
+  }
+  bool shows_death() const {
+    pollfd look{b_.process_fd(), POLLIN, 0};
+    return ::poll(&look, 1, 0) == 1;
+  }
+
+  const pid_t pid_;
+};
+
+TEST_F(WatchedTest, WhatADeadProcessSaidIsHeardAndNothingIsWaitedFor) {
+  ASSERT_TRUE(a_.send(wire::Type::end, 1, {}, soon()));
+  EXPECT_FALSE(b_.peer_closed());
+  EXPECT_FALSE(shows_death());
+  kill();
+  EXPECT_TRUE(b_.peer_closed());
+  EXPECT_TRUE(shows_death());
+  EXPECT_TRUE(b_.recv(0, soon()));
+  const auto more = b_.recv(0, soon());
+  ASSERT_FALSE(more);
+  expect_death(more.error());
+}
+
+TEST_F(WatchedTest, TheRestOfADeadProcessesMessageIsNotWaitedFor) {
+  MessageSocket moved = std::move(b_);
+  b_ = std::move(moved);  // and the watch with it
+  const wire::Header header = wire::make_header(wire::Type::end, 1, {});
+  raw(&header, 20);
+  std::thread dies([&] { kill(); });
+  const auto torn = b_.recv(0, soon());
+  dies.join();
+  ASSERT_FALSE(torn);
+  expect_death(torn.error());
+}
+
+TEST_F(BlockingTest, WhatAProcessSaysJustBeforeItsEndIsHeard) {
+  for (int i = 0; i < 200; ++i) {
+    int go[2];
+    ASSERT_EQ(::pipe2(go, O_CLOEXEC), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      char byte = 0;
+      static_cast<void>(!::read(go[0], &byte, 1));
+      ::_exit(a_.send(wire::Type::end, 1, {}, soon()).ok() ? 0 : 1);
+    }
+    b_.watch(ProcessWatch::open(ProcessId::of(child).value()).value());
+    static_cast<void>(!::write(go[1], "x", 1));
+    const auto said = b_.recv(0, soon());
+    EXPECT_TRUE(said) << said.error().message();
+    ::waitpid(child, nullptr, 0);
+    for (const int end : go) ::close(end);
+    if (!said) return;
+  }
+}
+
+TEST_F(WatchedTest, ADeadProcessIsNotWaitedForToRead) {
+  kill();
+  const std::vector<std::byte> large(16u << 20);
+  const Status sent = b_.send(wire::Type::frame, 1, large, soon());
+  ASSERT_FALSE(sent);
+  expect_death(sent.error());
 }
 
 TEST_F(BlockingTest, AStopHitsNoOtherSocketThatGotTheNumber) {
