@@ -198,13 +198,15 @@ class BenchTest(CliTest):
         self.assertLess(got["metadata_bytes_worst"], 2048)  # whatever the number of tensors
 
     def test_colocated(self):
-        got = self.bench("colocated", *SMALL, fields=["changed", "delta_wire_bytes"])
+        got = self.bench("colocated", *SMALL, fields=["changed", "delta_wire_bytes", "metadata_us_per_tensor",
+                                                      "metadata_fill_us", "metadata_take_us", "fill_to_take"])
         for way in ("", "tcp_"):
             for update in ("full", "delta"):
                 self.assert_ratio(got, f"{way}{update}_ratio_to_memcpy", f"{way}{update}_s", "memcpy_s")
         # Each tile came once: out of memory, or by the connection.
         self.assertLess(got["wire_bytes"], got["local_bytes"] / 10)
         self.assertGreaterEqual(got["tcp_wire_bytes"], got["local_bytes"])
+        self.assert_ratio(got, "pipelined_to_serial", "pipelined_s", "serial_s")
 
     def test_partial(self):
         got = self.bench("partial", "--model-gib", "0.07", fields=["density", "model_bytes"])

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "bench/case_buckets.hpp"
 #include "bench/end_to_end.hpp"
 #include "bench/limits.hpp"
 #include "bench/processes.hpp"
@@ -57,9 +58,7 @@ Result<double> take(Way& way, PullMode mode, ByteSpan source) {
   return seconds;
 }
 
-}  // namespace
-
-Result<Json> run_colocated(const Options& options) {
+Result<Json> run_agent_beside(const Options& options) {
   ThreadPool pool(options.threads, "bench");
   DS_ASSIGN(const auto layout, decoder_layout(static_cast<std::uint64_t>(options.model_gib * 0x1p30)));
   DS_ASSIGN(const Buffer source, Buffer::allocate(layout->half_bytes(), pool));
@@ -120,6 +119,15 @@ Result<Json> run_colocated(const Options& options) {
               {"tcp_wire_bytes", by_connection.full.wire_bytes},
               {"delta_wire_bytes", by_memory.delta.wire_bytes},
               {"changed", by_memory.delta.changed}};
+}
+
+}  // namespace
+
+Result<Json> run_colocated(const Options& options) {
+  DS_ASSIGN(Json found, run_agent_beside(options));
+  DS_ASSIGN(const Json buckets, run_buckets(options));
+  found.update(buckets);
+  return found;
 }
 
 }  // namespace deltasync::bench
