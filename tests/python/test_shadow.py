@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,29 @@ def test_a_restore_that_fails_is_asked_for_again(segment_name: str, held_port: A
             manager.offload()
             receiver.restore()
             assert torch.equal(served.weight, trained.weight)
+
+
+@pytest.mark.parametrize("end", ["close", "cancel"])
+def test_a_restore_that_waits_for_the_agent_ends(end: str, segment_name: str, held_port: Any) -> None:
+    trained, served = model(1.0), model(0.0)
+    listen = held_port.endpoint
+    with deltasync.WeightManager(trained, name=segment_name, listen=listen) as manager:
+        manager.offload()
+        receiver = deltasync.Receiver(manager.endpoint, module=served, timeout=60)
+        receiver.update()
+        receiver.release()
+    with receiver, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(receiver.restore)
+        while receiver._pulls.restore_stop is None:
+            time.sleep(0.01)
+        getattr(receiver, end)()
+        with pytest.raises(errors.Cancelled):
+            waits.result()
+        if end == "cancel":
+            with deltasync.WeightManager(trained, name=f"{segment_name}-again", listen=listen) as manager:
+                manager.offload()
+                receiver.restore()
+                assert torch.equal(served.weight, trained.weight)
 
 
 def test_what_is_staged_is_current_until_the_trainer_begins_again(segment_name: str) -> None:

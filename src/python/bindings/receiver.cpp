@@ -149,19 +149,25 @@ class StopSource {
   std::stop_source source_;
 };
 
+/// stoppable_until() a deadline, a signal or `source`, which may be null.
+template <class F>
+auto stoppable_by(const StopSource* source, double timeout, F&& body) {
+  return stoppable_until(timeout, [&](const CallOptions& call) {
+    if (source == nullptr) return body(call);
+    std::stop_source either;
+    const auto end = [&either] { either.request_stop(); };
+    const std::stop_callback by_signal(call.stop, end);
+    const std::stop_callback by_source(source->token(), end);
+    return body({.deadline = call.deadline, .stop = either.get_token()});
+  });
+}
+
 std::unique_ptr<StagedUpdate> pull(Receiver& receiver, const std::optional<std::uint64_t>& number,
                                    const std::optional<std::string>& label, std::uint64_t epoch, bool newer,
                                    double timeout, const StopSource* source, const std::filesystem::path& directory) {
   Want want = want_of(number, label, epoch, newer);
   want.directory = directory;
-  return unwrap(stoppable_until(timeout, [&](const CallOptions& call) {
-    if (source == nullptr) return receiver.pull(want, call);
-    std::stop_source either;
-    const auto end = [&either] { either.request_stop(); };
-    const std::stop_callback by_signal(call.stop, end);
-    const std::stop_callback by_source(source->token(), end);
-    return receiver.pull(want, {.deadline = call.deadline, .stop = either.get_token()});
-  }));
+  return unwrap(stoppable_by(source, timeout, [&](const CallOptions& call) { return receiver.pull(want, call); }));
 }
 
 bool is_current(Receiver& receiver, const StagedUpdate& staged, const std::optional<std::uint64_t>& number,
@@ -200,8 +206,9 @@ void release(Receiver& receiver, double timeout) {
   unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return receiver.release(call); }));
 }
 
-nb::dict restore(Receiver& receiver, double timeout) {
-  return fields_of(unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return receiver.restore(call); })));
+nb::dict restore(Receiver& receiver, double timeout, const StopSource* source) {
+  return fields_of(
+      unwrap(stoppable_by(source, timeout, [&](const CallOptions& call) { return receiver.restore(call); })));
 }
 
 nb::dict lag_of(const Receiver& receiver, double timeout) {
@@ -277,7 +284,8 @@ void bind_receiver(nb::module_& module) {
       .def("attest", &attest, "timeout"_a = 60.0, "Tiles that are not the version's: [(tile, tensor, copy_in)].")
       .def("repair", &repair, "tiles"_a, "timeout"_a = 60.0, "Brings these tiles of the version again.")
       .def("release", &release, "timeout"_a = 60.0, "Gives live memory up; a shadow keeps the version.")
-      .def("restore", &restore, "timeout"_a = 60.0, "Writes live memory from the shadow, or pulls.")
+      .def("restore", &restore, "timeout"_a = 60.0, "stop"_a = nb::none(),
+           "Writes live memory from the shadow, or pulls.")
       .def("lag", &lag_of, "timeout"_a = 5.0, "Any thread, during any other call.")
       .def_prop_ro("progress", &Receiver::progress, "(done, total) bytes of a full update under way. Any thread.")
       .def_prop_ro("current", [](const Receiver& receiver) { return receiver.current(); })

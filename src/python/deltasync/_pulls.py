@@ -16,7 +16,7 @@ from typing import Any
 
 from ._bound import Bound
 from ._deadlines import end_of, left
-from ._native import StagedUpdate, Version
+from ._native import StagedUpdate, StopSource, Version
 from ._tries import Tries
 from ._versions import Asked, asked_version
 from .errors import (
@@ -56,6 +56,8 @@ class Pulls:
         # What the native receiver has made. Touched, and let go of, with it locked only, as its contract asks.
         self._update: tuple[Prepared, StagedUpdate] | None = None
         self.committed: StagedUpdate | None = None
+        #: Ends a restore() that is under way.
+        self.restore_stop: StopSource | None = None
         self._tries = Tries(_log, "pull", _PAUSE_MAX_S)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="deltasync-pull")
         _open_pulls.add(self)
@@ -113,6 +115,23 @@ class Pulls:
             if prepared is not None:
                 prepared._interrupt()
 
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[StopSource]:
+        """What ends the restore() inside, as cancel_restore() and close() do."""
+        stop = StopSource()
+        self.restore_stop = stop
+        if self.closed:  # looked at after that is set, which close() looks at after it has set `closed`
+            stop.request_stop()
+        try:
+            yield stop
+        finally:
+            self.restore_stop = None
+
+    def cancel_restore(self) -> None:
+        stop = self.restore_stop
+        if stop is not None:
+            stop.request_stop()
+
     def forget(self) -> None:
         """What is staged, and how to roll the last commit back. With the receiver locked."""
         self.committed = self._update = None
@@ -120,6 +139,7 @@ class Pulls:
     def close(self) -> None:
         self.closed = True
         _open_pulls.discard(self)
+        self.cancel_restore()
         self.interrupt()
         self._thread.shutdown(wait=True)
 

@@ -279,19 +279,20 @@ class Receiver:
         comes over the network; without, it is the agent's newest version, out of its memory if it is on this host. A
         pull that is under way is cancelled, and begun again with ``background``.
 
-        Errors: LayoutMismatch (the module is elsewhere), Unsupported (made without ``module`` and ``plan``), NotFound (the shadow has no version), CorruptData (a
-        tile of the shadow is wrong: update() then), IoError (a device's), DeadlinePassed; without ``shadow`` those of
-        :meth:`update`, too.
+        Errors: LayoutMismatch (the module is elsewhere), Unsupported (made without ``module`` and ``plan``), NotFound
+        (the shadow has no version), CorruptData (a tile of the shadow is wrong: update() then), IoError (a device's),
+        DeadlinePassed, Cancelled (by :meth:`cancel` or :meth:`close`); without ``shadow`` those of :meth:`update`, too.
         """
         end = end_of("restore", timeout, self.timeout)
         self._need_live_memory("restore")
-        self.cancel()
+        self._pulls.cancel()
         try:
             with self._bound.locked("restore", end):
                 self._pulls.forget()
                 self._bound.kept.check()
                 self._bound.kept.wait_for_kernels()
-                report = RepairReport(**self._bound.native.restore(left(end)))
+                with self._pulls.restoring() as stop:
+                    report = RepairReport(**self._bound.native.restore(left(end), stop))
                 self._bound.released = False
         finally:
             self._pulls.begin_next_if_idle()
@@ -352,8 +353,10 @@ class Receiver:
                 raise
 
     def cancel(self) -> None:
-        """Ends the pull that is under way and forgets what is staged; the committed version is untouched."""
+        """Ends the pull or :meth:`restore` that is under way and forgets what is staged; the committed version is
+        untouched."""
         self._pulls.cancel()
+        self._pulls.cancel_restore()
 
     @property
     def lost(self) -> bool:
@@ -389,7 +392,8 @@ class Receiver:
     # Life.
 
     def close(self) -> None:
-        """Ends the background pull and leaves the agent. The memory stays as it is."""
+        """Ends the background pull, or a :meth:`restore` that waits in another thread, and leaves the agent. The memory
+        stays as it is."""
         if not self._bound.is_of_this_process or self._bound.is_closed:
             return
         self._pulls.close()
