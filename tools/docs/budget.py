@@ -18,7 +18,7 @@ MORE = {
     "docs/internals/targets.md": 1_150,
     "docs/reference/delta_format.md": 2_100,
     "docs/reference/shm_protocol.md": 1_950,
-    "docs/reference/trainer_protocol.md": 1_400,
+    "docs/reference/trainer_protocol.md": 1_450,
     "docs/reference/wire_protocol.md": 2_665,
 }
 
