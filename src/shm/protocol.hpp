@@ -202,6 +202,8 @@ class Protocol {
   }
 
   /// Opens a copy bracket. False: the fill is over, nothing may be written (and the bracket is closed again).
+  /// SYNC POINT given back: no byte is written before this load (acquire) has found FILLING, so who sees one of these
+  /// bytes, and then looks (still_holds), sees no earlier state.
   bool enter_copy(unsigned slot, unsigned half, std::uint64_t sequence) {
     // SYNC POINT copy (store, then load; settle loads in the other order): either this load sees that the fill is
     // over, or settle sees COPYING. Weaker than sequentially consistent, both could read the old word, and the
