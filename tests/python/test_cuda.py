@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import deltasync
 import pytest
