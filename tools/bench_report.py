@@ -4,7 +4,7 @@
     tools/bench_report.py measure NAME     runs the cases; writes docs/internals/machines/NAME.json
     tools/bench_report.py table [--check]  writes the table into docs/internals/benchmarks.md, or only compares
 
-Measure on a quiet machine: it takes about five minutes, and needs five times the model (2 GiB) of memory. Each case runs with
+Measure on a quiet machine: it takes half an hour on two cores, and needs five times the model (2 GiB) of memory. Each case runs with
 every instruction set that the processor has. Ratios compare the work with the machine's own limit, measured in the same run.
 """
 

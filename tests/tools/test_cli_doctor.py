@@ -56,7 +56,8 @@ class HostTest(DoctorTest):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        found = self.doctor("--model", self.model("small"), "--listen", f"127.0.0.1:{port}", "--receivers-max", "1",
+        found = self.doctor("--model", self.model("small"), "--name", f"doctor-{os.getpid()}",
+                            "--listen", f"127.0.0.1:{port}", "--receivers-max", "1",
                             "--token-file", token_file(self.tmp / "token"))
         self.assertEqual(list(found), ["shared_memory", "huge_pages", "memory", "open_files", "port", "token"])
         states = self.states(found)
