@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
 #include "base/trace.hpp"
 #include "shm/side_files.hpp"
 #include "writer/session.hpp"
