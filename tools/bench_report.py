@@ -132,6 +132,8 @@ def make_table(machines: Path) -> str:
         for isa, cases in report["isas"].items():
             head = f"{report['machine']['processor']}, {isa}, {report['date']}"
             columns.append((f"[{head}](machines/{path.name})", cases))
+    if not columns:
+        return "None was measured with all of it yet."
     lines = ["| figure | aim | " + " | ".join(head for head, _ in columns) + " |", "|---|---|" + "---:|" * len(columns)]
     for row in ROWS:
         cells = []

@@ -57,6 +57,11 @@ class BenchReportTest(unittest.TestCase):
         self.table()
         self.assertEqual(self.table("--check").returncode, 0)
 
+    def test_no_machine(self):
+        self.table()
+        self.assertEqual(self.page.read_text(), "before\n<!-- machines:begin -->\nNone was measured with all of it yet.\n"
+                                                "<!-- machines:end -->\nafter\n")
+
     def test_a_page_without_marks(self):
         self.page.write_text("nothing\n")
         got = self.table()
