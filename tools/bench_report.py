@@ -81,7 +81,7 @@ def about_machine() -> dict[str, Any]:
         "family_model_stepping": "/".join(first(name) for name in ("cpu family", "model", "stepping")),
         "microcode": first("microcode"),
         "cores": os.cpu_count(),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "shmem_huge_pages": huge.read_text().strip() if huge.exists() else "",
         "load_before": os.getloadavg()[0],
     }
@@ -130,7 +130,7 @@ def make_table(machines: Path) -> str:
     for path in sorted(machines.glob("*.json")):
         report = json.loads(path.read_text())
         for isa, cases in report["isas"].items():
-            head = f"{report['machine']['processor']}, {isa}, {report['date']}"
+            head = f"{report['machine']['processor']}, {isa}, {report['model_gib']:g} GiB, {report['date']}"
             columns.append((f"[{head}](machines/{path.name})", cases))
     if not columns:
         return "None was measured with all of it yet."

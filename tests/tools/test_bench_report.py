@@ -24,7 +24,7 @@ class BenchReportTest(unittest.TestCase):
         """``ratios``: of diff at 1%, by instruction set."""
         isas = {isa: {"diff 0.01": {"ratio_to_limit": ratio}, "copy 0.01": {"form": f"form of {isa}"}}
                 for isa, ratio in ratios.items()}
-        report = {"date": "2026-01-02", "machine": {"processor": processor}, "isas": isas}
+        report = {"date": "2026-01-02", "model_gib": 2.0, "machine": {"processor": processor}, "isas": isas}
         (self.machines / f"{name}.json").write_text(json.dumps(report))
 
     def table(self, *options, page=None):
@@ -41,7 +41,7 @@ class BenchReportTest(unittest.TestCase):
         self.assertEqual(self.table().returncode, 0)
         rows = self.rows()
         self.assertEqual([head.split("]")[0][1:] for head in rows["figure"]],
-                         ["First, avx512, 2026-01-02", "First, avx2, 2026-01-02", "Second, avx2, 2026-01-02"])
+                         ["First, avx512, 2 GiB, 2026-01-02", "First, avx2, 2 GiB, 2026-01-02", "Second, avx2, 2 GiB, 2026-01-02"])
         self.assertEqual(rows["`diff` 1%, of the limit"], ["0.88", "0.62", "0.50"])
         self.assertEqual(rows["`diff` 5%, of the limit"], ["", "", ""])  # not measured
         self.assertEqual(rows["form of the copy that was chosen"], ["form of avx512", "form of avx2", "form of avx2"])
