@@ -24,7 +24,8 @@
 #         megatron two models on the real Megatron, in both of its releases (tools/test_engines.sh megatron runs all)
 #         ray      a fleet on a Ray cluster of a lab's hosts (tools/test_engines.sh ray)
 #         gpu      the CUDA code without a device: all tests that want one, over an emulated runtime (five minutes)
-#         arm64    cross-compiled, under qemu-user: formats, kernels, shared memory, writer, one update (tools/ci/check_arm64.sh)
+#         arm64    only when it is named: cross-compiled, under qemu-user: formats, kernels, shared memory, writer, one update
+#                  (tools/ci/check_arm64.sh)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -43,7 +44,7 @@ if [[ ${1:-} == --share ]]; then
   shift
 fi
 stages=("$@")
-((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray gpu arm64 chaos)
+((${#stages[@]})) || stages=(release lint docs install operating asan python wheel container tsan tidy upgrade megatron ray gpu chaos)
 
 finish() {
   if [[ -n ${skips//[[:space:]]/} ]]; then printf 'skipped, with their reasons:\n%s' "$(sed '/^[[:space:]]*$/d' <<<"$skips")"$'\n'; fi

@@ -51,8 +51,8 @@ struct OffloadReport {
   double total_s = 0;         ///< begin() called → commit() returned
   std::uint64_t bytes = 0;    ///< written by this writer
   std::uint64_t tensors = 0;  ///< that this writer touched
-  /// How long runs of host memory are copied. Chosen among several forms by their speed in the third version
-  /// (the first two write to pages that are new to the process).
+  /// How long runs of host memory are copied, once that was chosen by the speed of several forms: in the third version
+  /// or later, as copies show it (the first two write to pages that are new to the process).
   std::string_view copy_form = {};
 };
 

@@ -42,7 +42,8 @@ void strip_digests(const Kernels& kernels, const Strip& strip, ByteSpan half, st
   }
 }
 
-/// Of the forms that the active kernels have. Usual is past the caches, one page at a time.
+/// Of the forms that the active kernels have. Usual is past the caches, one page at a time. Timed from the first copy
+/// on: full updates are too rare to leave out those that touch pages first, which cost each form alike.
 FormChoice& copy_digest_choice() {
   static const auto& forms = active_kernels().copy_digests;
   static FormChoice choice(static_cast<unsigned>(std::find(std::begin(forms), std::end(forms), nullptr) - forms),

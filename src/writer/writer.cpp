@@ -249,8 +249,9 @@ Result<OffloadReport> WriterSession::seal(Deadline deadline) {
 
 void WriterSession::report_copy_form() {
   const Copier::InUse form = copier_.form();
+  if (!form.chosen) return;
   report_.copy_form = form.name;
-  if (form.chosen && !std::exchange(form_chosen_, true)) {
+  if (!std::exchange(form_chosen_, true)) {
     log::info("copy_form_chosen form=\"{}\" threads={}", form.name, copier_.threads());
   }
 }

@@ -127,7 +127,7 @@ class BenchTest(CliTest):
         self.assert_ratio(got, "ratio_to_memcpy", "offload_s", "memcpy_s")
         self.assert_ratio(got, "ratio_to_alone", "offload_s", "offload_alone_s")
         self.assertEqual(got["overlap_threads"], 1)
-        self.assertTrue(got["copy_form"])
+        self.assertEqual(got["copy_form"], "")  # so few copies say nothing of their forms
 
     def test_export(self):
         got = self.bench("export", "--model-gib", "0.02",

@@ -8,10 +8,12 @@
 #include <thread>
 
 #include "base/deadline.hpp"
+#include "base/form_choice.hpp"
 #include "net/unix_listener.hpp"
 #include "tests/shm/support.hpp"
 #include "tests/support/without_threads.hpp"
 #include "tests/writer/harness.hpp"
+#include "writer/copy_forms.hpp"
 #include "writer/relay_access.hpp"
 
 namespace deltasync::test {
@@ -72,6 +74,28 @@ TEST_F(WriterSessionTest, VersionsArriveByteForByteAndAreReported) {
     mutate(model_.half, layout(), 0.2, number);
   }
   EXPECT_TRUE(eventually([&] { return agent_->notifications() == 5; }));
+}
+
+/// By the copies of its third version: all pages were touched by then. Each tensor is one copy.
+TEST_F(WriterSessionTest, TheFormOfCopiesIsChosenInTheThirdVersion) {
+  std::vector<TensorSpec> specs;
+  for (std::size_t i = 0; i < FormChoice::kTimesEach * copy_forms().size(); ++i) {
+    specs.push_back({"w" + std::to_string(i), Dtype::bf16, {256, 512}, {}, {}});
+  }
+  const LayoutPtr layout = *Layout::build(std::move(specs));
+  const std::vector<std::byte> half(layout->half_bytes(), std::byte{7});
+  auto writer = *Writer::attach(layout, make_sidecar(*layout), writer_options(dir_.path()), soon());
+  for (std::uint64_t number = 1; number <= 3; ++number) {
+    ASSERT_TRUE(writer->begin(version(7, number), soon()));
+    for (std::uint32_t t = 0; t < layout->tensors().size(); ++t) {
+      const Tensor& tensor = layout->tensors()[t];
+      ASSERT_TRUE(writer->write(t, {0, 0, tensor.rows, tensor.cols}, Source{half.data() + tensor.offset}));
+    }
+    const auto report = writer->commit(soon());
+    ASSERT_TRUE(report) << report.error().to_string();
+    EXPECT_EQ(report->copy_form.empty(), number < 3) << number;
+    ASSERT_TRUE(writer->wait_ready({7, number}, soon()));
+  }
 }
 
 TEST_F(WriterSessionTest, WhatTheSegmentHoldsAndWhatIsBeingFilledCanBeRead) {

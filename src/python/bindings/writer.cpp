@@ -43,7 +43,8 @@ void bind_report(nb::module_& module) {
       .def_ro("nbytes", &OffloadReport::bytes)
       .def_ro("tensors", &OffloadReport::tensors)
       .def_ro("copy_form", &OffloadReport::copy_form,
-              "How long runs of host memory are copied: chosen by speed, in the third version.")
+              "How long runs of host memory are copied, once that was chosen by speed: in the third version or later. "
+              "Else empty.")
       .def("__repr__", [](const OffloadReport& report) {
         return "<deltasync.OffloadReport " + to_string(report.version) + ", " + std::to_string(report.bytes) +
                " bytes in " + std::to_string(report.total_s) + " s>";
