@@ -66,6 +66,10 @@ enum class Guard : std::uint8_t {
   retire_waits,          ///< the agent frees a retiring half only after its readers (in the agent's lease table)
   grant_dead_only,       ///< a slot is granted again only when its owner is proved dead
   read_recheck,          ///< who read without holding looks at the state again afterwards
+  // What shm/cells.hpp and the fences around it give; see memory_order.md.
+  read_before_recheck,  ///< … and what it read before is read before that look
+  bytes_before_count,   ///< bytes are in place before they are counted
+  bytes_before_words,   ///< … and before any word that their writer stores afterwards
 };
 
 /// The version that a half holds, as the words of format/segment.hpp.

@@ -28,10 +28,16 @@ XXH128_hash_t fingerprint(const State& s) {
                std::uint64_t{s.execs_left} << 48;
   for (unsigned i = 0; i < s.actors; ++i) {
     const auto& a = s.actor[i];
-    words[n++] = static_cast<std::uint64_t>(a.status) | std::uint64_t{a.log_size} << 8;
+    words[n++] =
+        static_cast<std::uint64_t>(a.status) | std::uint64_t{a.log_size} << 8 | std::uint64_t{a.pending_size} << 16;
     std::memcpy(&words[n], &a.locals, sizeof(Locals));
     n += sizeof(Locals) / 8;
     for (unsigned k = 0; k < a.log_size; ++k) words[n++] = a.log[k];
+    for (unsigned k = 0; k < a.pending_size; ++k) {
+      const Pending& bytes = a.pending[k];
+      words[n++] = std::uint64_t{bytes.half} << 8 | std::uint64_t{bytes.cell} | std::uint64_t{bytes.value} << 32;
+      words[n++] = bytes.sequence;
+    }
   }
   return XXH3_128bits(words.data(), n * sizeof(words[0]));
 }
@@ -67,7 +73,7 @@ class Visited {
 };
 
 constexpr Action kActions[] = {Action::step, Action::timeout, Action::abort,   Action::revoke, Action::kill,
-                               Action::stop, Action::resume,  Action::restart, Action::exec};
+                               Action::stop, Action::resume,  Action::restart, Action::exec,   Action::drain};
 
 /// A state on the current path, and the next choice to try from it.
 struct Frame {

@@ -13,6 +13,7 @@ const char* name(Action action) {
     case Action::resume: return "RESUME";
     case Action::restart: return "RESTART";
     case Action::exec: return "EXEC";
+    case Action::drain: return "DRAIN";
   }
   return "?";
 }
@@ -343,7 +344,7 @@ void run_reader(const Config& config, Locals& l, Memory& m) {
       l.sequence = value >> 40;
       l.half = static_cast<std::uint8_t>(value >> 32 & 1);
       l.value = static_cast<std::uint16_t>(value);
-      l.pc = kRead;
+      l.pc = config.maps_locally && m.broken(Guard::read_before_recheck) ? kLook : kRead;
       break;
     }
     case kRead: {
@@ -353,12 +354,21 @@ void run_reader(const Config& config, Locals& l, Memory& m) {
       const bool entitled = lease.taken && !lease.revoked && !config.maps_locally;
       if (m.read_data(l.half, l.cell, entitled ? l.value : 0) != l.value) l.failed = 1;
       if (++l.cell == kDataCells) l.pc = config.maps_locally ? kLook : kRelease;
+      if (l.pc == kLook && m.broken(Guard::read_before_recheck)) {
+        if (l.holding && l.failed != 0) m.report(Violation::torn);
+        l.pc = kRelease;
+      }
       break;
     }
     case kLook: {
       // What it read counts, though it held nothing, if the half still has the content that the lease was for.
       Protocol<Memory> protocol(m);
       const bool counts = protocol.holds(l.half, l.sequence);
+      if (m.broken(Guard::read_before_recheck)) {  // the processor looks first, and reads then
+        l.holding = counts ? 1 : 0;
+        l.pc = kRead;
+        break;
+      }
       if (!m.unfinished() && counts && l.failed != 0) m.report(Violation::torn);
       l.pc = kRelease;
       break;

@@ -19,6 +19,7 @@ enum class Action : std::uint8_t {
   resume,
   restart,  ///< a new agent process
   exec,     ///< a writer becomes another program: the process, and so its slot, stays; its memory goes
+  drain,    ///< others see the bytes that a writer has stored
 };
 const char* name(Action action);
 
@@ -37,6 +38,7 @@ struct Config {
   unsigned reader_rounds = 2;
   bool reads_while_written = false;
   bool maps_locally = false;  ///< the reader is on the agent's host: it reads without holding, and looks afterwards
+  bool delays_bytes = false;  ///< a memory that is weakly ordered: see Memory
   unsigned kills = 0, stops = 0, agent_restarts = 0, timeouts = 0, aborts = 0, execs = 0;
   unsigned exec_slot = 0;  ///< whose writers call exec
   std::uint64_t states_max = 20'000'000;

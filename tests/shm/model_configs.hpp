@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <string>
 
 #include "shm/explorer.hpp"
 
@@ -164,8 +165,17 @@ inline Config reads_while_two_write() {
   return c;
 }
 
+/// One of these in a memory that is weakly ordered.
+template <Config (*kOf)()>
+Config delayed() {
+  Config c = kOf();
+  c.delays_bytes = true;
+  return c;
+}
+
 inline void report(const Config& config, const Outcome& out, double seconds) {
-  std::printf("  %-52s %9llu states %10llu steps %7llu quiet %6llu complete  %5.1f s  %s\n", config.name,
+  const std::string name_of = std::string(config.name) + (config.delays_bytes ? ", bytes late" : "");
+  std::printf("  %-64s %9llu states %10llu steps %7llu quiet %6llu complete  %5.1f s  %s\n", name_of.c_str(),
               static_cast<unsigned long long>(out.states), static_cast<unsigned long long>(out.steps),
               static_cast<unsigned long long>(out.quiet), static_cast<unsigned long long>(out.completed), seconds,
               name(out.violation));

@@ -17,7 +17,8 @@ class Memory {
  public:
   using Cell = unsigned;
 
-  Memory(State& state, unsigned actor, const Rules& rules) : s_(state), me_(actor), rules_(rules) {}
+  Memory(State& state, unsigned actor, const Rules& rules, bool delays_bytes = false)
+      : s_(state), me_(actor), rules_(rules), delays_bytes_(delays_bytes) {}
 
   // ---- the policy that Protocol asks for
   Cell half_state(unsigned half) const { return kState + half; }
@@ -34,6 +35,7 @@ class Memory {
   }
   void store(Cell cell, std::uint64_t value) {
     operation([&] {
+      release(cell);
       check_store(cell);
       s_.cells[cell] = value;
       return std::uint64_t{0};
@@ -42,6 +44,7 @@ class Memory {
   bool cas(Cell cell, std::uint64_t expected, std::uint64_t desired) {
     return operation([&] {
              if (s_.cells[cell] != expected) return std::uint64_t{0};
+             release(cell);
              check_cas(cell, expected, desired);
              s_.cells[cell] = desired;
              return std::uint64_t{1};
@@ -52,9 +55,14 @@ class Memory {
   }
 
   // ---- the bytes of the halves
+  // Where they are delayed, others see a byte at any moment up to its writer's next word, which releases it. No more
+  // is to be modelled: no byte goes before the load that opened its copy (acquire), and a reader's bytes are judged one
+  // by one, so their order among each other decides nothing. The words are sequentially consistent, as in cells.hpp.
   void write_data(unsigned half, unsigned cell, std::uint64_t sequence, std::uint32_t value);
   /// `must_be`: the version that the reader is entitled to find; 0 = it checks digests itself.
   std::uint32_t read_data(unsigned half, unsigned cell, std::uint32_t must_be);
+  /// Others see what this actor has written by now.
+  void drain();
 
   // ---- the agent's own memory, one mutex section each
   template <class F>
@@ -98,6 +106,12 @@ class Memory {
     observation_ = effect();
     return observation_;
   }
+  void release(Cell word) {
+    const bool broken = rules_.broken == Guard::bytes_before_words ||
+                        (rules_.broken == Guard::bytes_before_count && word >= kProgress && word < kData);
+    if (!broken) drain();
+  }
+  void put_data(const Pending& bytes);
   void check_store(Cell cell);
   void check_cas(Cell cell, std::uint64_t from, std::uint64_t to);
   void check_edge(unsigned half, HalfWord from, HalfWord to);
@@ -106,6 +120,7 @@ class Memory {
   State& s_;
   const unsigned me_;
   const Rules& rules_;
+  const bool delays_bytes_;
   unsigned at_ = 0;
   bool acted_ = false;
   bool unfinished_ = false;

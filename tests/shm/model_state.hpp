@@ -14,6 +14,7 @@ inline constexpr unsigned kSlots = 2;
 inline constexpr unsigned kDataCells = 2;  ///< per half: enough to be torn
 inline constexpr unsigned kActorsMax = 5;
 inline constexpr unsigned kLogMax = 48;
+inline constexpr unsigned kPendingMax = kHalves * kDataCells;  ///< one for each place: a second waits for the first
 inline constexpr unsigned kInfo = 3;  ///< words of info that the model has: epoch, number, writers
 
 /// Shared words, by index.
@@ -37,7 +38,7 @@ struct Locals {
   std::uint8_t version = 0;  ///< writer: index of the version that it is at; reader: rounds done
   std::uint8_t half = 0;
   std::uint8_t cell = 0;
-  std::uint8_t holding = 0;  ///< agent: reads while a writer writes
+  std::uint8_t holding = 0;  ///< agent: reads while a writer writes; reader: what it will read counts
   std::uint8_t failed = 0;   ///< writer: fills that ended without a version
   std::uint16_t value = 0;   ///< reader: the version that its lease names
   std::uint64_t sequence = 0;
@@ -45,6 +46,14 @@ struct Locals {
   bool operator==(const Locals&) const = default;
 };
 static_assert(sizeof(Locals) == 16);
+
+/// Bytes that a writer has stored and that others do not see yet.
+struct Pending {
+  std::uint8_t half = 0;
+  std::uint8_t cell = 0;
+  std::uint32_t value = 0;
+  std::uint64_t sequence = 0;  ///< of the fill that they are for
+};
 
 struct Actor {
   Kind kind = Kind::none;
@@ -54,6 +63,8 @@ struct Actor {
   std::uint32_t process = 0;  ///< what an owner word says
   Locals locals;
   std::array<std::uint64_t, kLogMax> log{};
+  std::uint8_t pending_size = 0;
+  std::array<Pending, kPendingMax> pending{};  ///< oldest first
 };
 
 /// A lease in the agent's memory. It ends by acknowledgement, revocation, or the agent's death.

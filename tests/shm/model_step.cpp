@@ -66,6 +66,7 @@ bool applies(const State& s, unsigned actor, Action action) {
     case Action::kill: return alive(a) && s.kills_left > 0;
     case Action::stop: return a.status == Status::running && s.stops_left > 0;
     case Action::resume: return a.status == Status::stopped;
+    case Action::drain: return a.pending_size != 0;
     case Action::restart: return a.kind == Kind::agent && a.status == Status::dead && s.agent_restarts_left > 0;
     case Action::exec:
       return a.kind == Kind::writer && a.status == Status::running && a.slot == s.exec_slot && s.execs_left > 0 &&
@@ -88,9 +89,13 @@ bool applies(const State& s, unsigned actor, Action action) {
 
 Violation take(const Config& config, const Rules& rules, State& s, unsigned actor, Action action) {
   auto& a = s.actor[actor];
+  Memory memory(s, actor, rules, config.delays_bytes);
+  // A death is seen, and another program begins, only after all that the process stored.
+  if (action == Action::drain || action == Action::kill || action == Action::exec) memory.drain();
+  if (action == Action::drain) return memory.violation();
   if (action >= Action::kill) {
     fault(config, s, actor, action);
-    return Violation::none;
+    return memory.violation();
   }
   if (action == Action::abort) --s.aborts_left;
   if (action == Action::timeout) {
@@ -98,7 +103,6 @@ Violation take(const Config& config, const Rules& rules, State& s, unsigned acto
     s.timeouts_taken = 1;
   }
 
-  Memory memory(s, actor, rules);
   Locals locals = a.locals;
   switch (a.kind) {
     case Kind::writer: run_writer(config.writers[actor], locals, memory, action); break;

@@ -1,19 +1,8 @@
 // The protocol as it is: every interleaving of each configuration, and nothing goes wrong.
-#include <gtest/gtest.h>
-
-#include "shm/model_configs.hpp"
+#include "shm/expect_clean.hpp"
 
 namespace deltasync::shm::model {
 namespace {
-
-void expect_clean(const Config& config) {
-  const auto out = run(config);
-  EXPECT_FALSE(out.truncated) << "the bound cut the search: it proves nothing";
-  EXPECT_EQ(out.violation, Violation::none) << name(out.violation);
-  EXPECT_GT(out.completed, 0u) << "the search never came to an end of the work";
-  EXPECT_GT(out.sealed_versions, 0u);
-  for (const auto& line : out.trace) std::printf("      %s\n", line.c_str());
-}
 
 TEST(Model, OneWriter) {
   expect_clean(one_writer());

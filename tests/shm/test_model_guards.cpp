@@ -51,6 +51,9 @@ const Mutant kMutants[] = {
     {"AdoptFrees", Guard::adopt_frees, one_writer, Violation::stuck},
     {"RetireWaits", Guard::retire_waits, one_writer, Violation::wrong_write},
     {"ReadRecheck", Guard::read_recheck, local_reader, Violation::torn},
+    {"ReadBeforeRecheck", Guard::read_before_recheck, delayed<local_reader>, Violation::torn},
+    {"BytesBeforeCount", Guard::bytes_before_count, delayed<reads_while_written>, Violation::wrong_write},
+    {"BytesBeforeWords", Guard::bytes_before_words, delayed<one_writer>, Violation::torn},
 };
 INSTANTIATE_TEST_SUITE_P(Model, BrokenGuard, ::testing::ValuesIn(kMutants),
                          [](const auto& mutant) { return std::string(mutant.param.name); });
