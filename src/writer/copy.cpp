@@ -44,116 +44,98 @@ void run_form(const CopyForm& form, std::byte* to, const std::byte* from, std::s
   std::memcpy(to + done, from + done, bytes - done);
 }
 
-}  // namespace
-
-/// A job cut into units: groups of rows, or parts of a row where rows are long.
-struct Copier::Units {
-  CopyJob job;
-  std::uint64_t rows_per_unit = 1;
-  std::uint64_t parts_per_row = 1;
-  std::size_t part_bytes = 0;
-
-  static Units cut(const CopyJob& job, std::size_t chunk_bytes) {
-    Units units{job, 1, 1, job.row_bytes};
-    if (job.row_bytes > chunk_bytes) {
-      // Equal parts of whole lines, so that no two threads store into one line.
-      const std::uint64_t parts = (job.row_bytes + chunk_bytes - 1) / chunk_bytes;
-      units.part_bytes = (job.row_bytes / parts + 63) / 64 * 64;
-      units.parts_per_row = (job.row_bytes + units.part_bytes - 1) / units.part_bytes;
-    } else {
-      units.rows_per_unit = std::max<std::uint64_t>(1, chunk_bytes / job.row_bytes);
-    }
-    return units;
-  }
-  std::uint64_t count() const {
-    return parts_per_row > 1 ? job.rows * parts_per_row : (job.rows + rows_per_unit - 1) / rows_per_unit;
-  }
-};
-
-Copier::Copier(unsigned threads, const std::string& name)
-    : pool_(threads, name), choice_(static_cast<unsigned>(copy_forms().size()), kUsualForm) {}
-
-Copier::InUse Copier::form() const {
-  const std::optional<unsigned> chosen = choice_.chosen();
-  return {copy_forms()[chosen.value_or(kUsualForm)].name, chosen.has_value()};
-}
-
-void Copier::copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes,
-                        std::size_t stream_bytes_min) noexcept {
-  if (bytes < stream_bytes_min) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
-  choice_.run(bytes, steady_, [&](unsigned form) { run_form(copy_forms()[form], to, from, bytes); });
-}
-
-/// Row by row, without the fence.
-void Copier::copy_rows(const CopyJob& given, std::size_t stream_bytes_min) noexcept {
+/// Row by row on the calling thread, without the fence. From `stream_bytes_min` up a row may go past the caches.
+void copy_rows(const CopyForm& form, const CopyJob& given, std::size_t stream_bytes_min) noexcept {
   if (given.rows == 0 || given.row_bytes == 0) return;  // the source may be null
   const CopyJob job = flat(given);
   for (std::uint64_t row = 0; row < job.rows; ++row) {
-    copy_bytes(job.to + row * job.to_stride, job.from + row * job.from_stride, job.row_bytes, stream_bytes_min);
+    std::byte* const to = job.to + row * job.to_stride;
+    const std::byte* const from = job.from + row * job.from_stride;
+    if (job.row_bytes < stream_bytes_min) {
+      std::memcpy(to, from, job.row_bytes);
+    } else {
+      run_form(form, to, from, job.row_bytes);
+    }
   }
 }
 
-void Copier::copy_unit(const Units& units, std::uint64_t index) noexcept {
-  CopyJob job = units.job;
-  if (units.parts_per_row > 1) {
-    const std::uint64_t row = index / units.parts_per_row;
-    const std::size_t at = static_cast<std::size_t>(index % units.parts_per_row) * units.part_bytes;
-    copy_bytes(job.to + row * job.to_stride + at, job.from + row * job.from_stride + at,
-               std::min(units.part_bytes, job.row_bytes - at), kStreamBytesMin);
-    return;
-  }
-  const std::uint64_t first = index * units.rows_per_unit;
-  job.to += first * job.to_stride;
-  job.from += first * job.from_stride;
-  job.rows = std::min(job.rows - first, units.rows_per_unit);
-  copy_rows(job, kStreamBytesMin);
-}
+}  // namespace
 
-void Copier::copy(const CopyJob& given) {
-  if (given.rows == 0 || given.row_bytes == 0) return;
-  const CopyJob job = flat(given);
-  const std::uint64_t bytes = job.rows * job.row_bytes;
-  if (pool_.size() == 1 || bytes < kParallelBytesMin) {
-    copy_rows(job, kStreamBytesMin);
-    copy_fence();
-    return;
-  }
-  const auto chunk = static_cast<std::size_t>(
-      std::clamp<std::uint64_t>(bytes / (std::uint64_t{pool_.size()} * 4), kChunkBytesMin, kChunkBytesMax));
-  const Units units = Units::cut(job, chunk);
-  pool_.run(units.count(), [&](std::uint64_t index, unsigned) {
-    copy_unit(units, index);
-    copy_fence();  // each thread orders its own stores before the pool's lock hands them over
-  });
+Copier::Copier(unsigned threads, const std::string& name)
+    : pool_(threads, name),
+      long_rows_(static_cast<unsigned>(copy_forms().size()), kUsualForm),
+      short_rows_(long_rows_.forms(), kUsualForm) {}
+
+Copier::InUse Copier::form() const {
+  const std::optional<unsigned> of_long = long_rows_.chosen();
+  const std::optional<unsigned> chosen = of_long ? of_long : short_rows_.chosen();
+  return {copy_forms()[chosen.value_or(kUsualForm)].name, chosen.has_value()};
 }
 
 void Copier::copy(std::span<const CopyJob> jobs) {
-  // Runs of neighbouring small jobs, [first, end), of about a chunk each; large jobs are split among the threads.
-  std::vector<std::pair<std::size_t, std::size_t>> runs;
-  std::uint64_t run_bytes = kChunkBytesMin;
+  parts_.clear();
+  pieces_.clear();
+  std::uint64_t bytes = 0;
+  for (const CopyJob& job : jobs) bytes += job.bytes();
+  const auto chunk = static_cast<std::size_t>(
+      std::clamp<std::uint64_t>(bytes / (std::uint64_t{pool_.size()} * 4), kChunkBytesMin, kChunkBytesMax));
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const std::uint64_t bytes = jobs[i].rows * jobs[i].row_bytes;
-    if (bytes >= kParallelBytesMin) {
-      copy(jobs[i]);
-      run_bytes = kChunkBytesMin;
-      continue;
+    if (jobs[i].bytes() >= kParallelBytesMin) {
+      cut(flat(jobs[i]), chunk);
+    } else {
+      append(jobs, i, chunk);
     }
-    if (run_bytes >= kChunkBytesMin) {
-      runs.emplace_back(i, i);
-      run_bytes = 0;
-    }
-    run_bytes += bytes;
-    runs.back().second = i + 1;
   }
-  const auto copy_run = [&](std::uint64_t run, unsigned) {
-    for (std::size_t i = runs[run].first; i < runs[run].second; ++i) copy_rows(jobs[i], kRunStreamBytesMin);
-    copy_fence();
+  const auto copy_one = [&](std::uint64_t index, unsigned) { copy_piece(jobs, pieces_[index]); };
+  if (bytes >= kParallelBytesMin) return pool_.run(pieces_.size(), copy_one);
+  for (std::size_t p = 0; p < pieces_.size(); ++p) copy_one(p, 0);
+}
+
+/// A large job, as groups of rows, or as parts of a row where rows are long.
+void Copier::cut(const CopyJob& job, std::size_t chunk) {
+  const auto add = [this](const CopyJob& part) {
+    pieces_.push_back(
+        {parts_.size(), parts_.size() + 1, part.bytes(), part.row_bytes >= kStreamBytesMin ? part.bytes() : 0, true});
+    parts_.push_back(part);
   };
-  if (runs.size() == 1) return copy_run(0, 0);
-  if (!runs.empty()) pool_.run(runs.size(), copy_run);
+  if (job.row_bytes <= chunk) {
+    const std::uint64_t rows = chunk / job.row_bytes;
+    for (std::uint64_t row = 0; row < job.rows; row += rows) {
+      add({job.to + row * job.to_stride, job.to_stride, job.from + row * job.from_stride, job.from_stride,
+           std::min(rows, job.rows - row), job.row_bytes});
+    }
+    return;
+  }
+  // Equal parts of whole lines, so that no two threads store into one line.
+  const std::size_t parts = (job.row_bytes + chunk - 1) / chunk;
+  const std::size_t part_bytes = (job.row_bytes / parts + kLineBytes - 1) / kLineBytes * kLineBytes;
+  for (std::uint64_t row = 0; row < job.rows; ++row) {
+    for (std::size_t at = 0; at < job.row_bytes; at += part_bytes) {
+      add({job.to + row * job.to_stride + at, job.to_stride, job.from + row * job.from_stride + at, job.from_stride, 1,
+           std::min(part_bytes, job.row_bytes - at)});
+    }
+  }
+}
+
+/// A small job, to the ones before it as long as they are less than a chunk.
+void Copier::append(std::span<const CopyJob> jobs, std::size_t i, std::size_t chunk) {
+  if (pieces_.empty() || pieces_.back().is_part || pieces_.back().bytes >= chunk)
+    pieces_.push_back({i, i, 0, 0, false});
+  Piece& run = pieces_.back();
+  run.end = i + 1;
+  run.bytes += jobs[i].bytes();
+  if (flat(jobs[i]).row_bytes >= kRunStreamBytesMin) run.streamed += jobs[i].bytes();
+}
+
+/// On the calling thread. Each thread orders its own stores, before the pool's lock hands them over.
+void Copier::copy_piece(std::span<const CopyJob> jobs, const Piece& piece) noexcept {
+  const std::span<const CopyJob> all = piece.is_part ? std::span<const CopyJob>(parts_) : jobs;
+  FormChoice& choice = piece.is_part ? long_rows_ : short_rows_;
+  const std::size_t stream_min = piece.is_part ? kStreamBytesMin : kRunStreamBytesMin;
+  choice.run(static_cast<std::size_t>(piece.streamed), steady_, [&](unsigned form) {
+    for (std::size_t i = piece.first; i < piece.end; ++i) copy_rows(copy_forms()[form], all[i], stream_min);
+    copy_fence();
+  });
 }
 
 void copy_in_form(const CopyForm& form, std::byte* to, const std::byte* from, std::size_t bytes) noexcept {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/form_choice.hpp"
 #include "base/thread_pool.hpp"
@@ -19,6 +20,8 @@ struct CopyJob {
   std::size_t from_stride = 0;
   std::uint64_t rows = 0;
   std::size_t row_bytes = 0;
+
+  std::uint64_t bytes() const noexcept { return rows * row_bytes; }
 };
 
 /// What copies into one segment. Used by one thread at a time.
@@ -27,16 +30,16 @@ class Copier {
   /// `threads` ≥ 1, the caller included; those that it starts are named after `name`.
   Copier(unsigned threads, const std::string& name);
 
-  /// Returns when all bytes are in place and ordered before anything that the caller stores next. Small jobs stay on
-  /// the calling thread and allocate nothing. Source and destination must not overlap.
-  void copy(const CopyJob& job);
-  /// Copies all jobs, small ones many at a time on each thread. Destinations must not overlap. As copy() otherwise.
+  /// Returns when all bytes are in place and ordered before anything that the caller stores next. All pieces go to the
+  /// threads at once; less than kParallelBytesMin stays on the calling one. No source and no other destination may
+  /// overlap a destination.
   void copy(std::span<const CopyJob> jobs);
 
   /// Whether copies take as long as they always will: all pages that they write to were touched before. Until then none
   /// is timed, and none of the forms is chosen.
   void set_steady(bool steady) noexcept { steady_ = steady; }
-  /// The form of long copies. `chosen` is false as long as it is only the usual one.
+  /// The form of long rows, or of short ones where there are only those. `chosen` is false as long as it is only the
+  /// usual one.
   struct InUse {
     const char* name;
     bool chosen;
@@ -45,16 +48,24 @@ class Copier {
   unsigned threads() const noexcept { return pool_.size(); }
 
  private:
-  /// One run of bytes on the calling thread. From `stream_bytes_min` up it goes past the caches: copy_fence() must
-  /// follow.
-  void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t stream_bytes_min) noexcept;
-  void copy_rows(const CopyJob& given, std::size_t stream_bytes_min) noexcept;
-  struct Units;
-  void copy_unit(const Units& units, std::uint64_t index) noexcept;
+  /// What one thread does at a time: a part of a large job, or a run of small jobs, which share one fence.
+  struct Piece {
+    std::size_t first;  ///< of the parts, or of the jobs, as the next one
+    std::size_t end;
+    std::uint64_t bytes;
+    std::uint64_t streamed;  ///< of them, in rows that are long enough to go past the caches
+    bool is_part;
+  };
+  void cut(const CopyJob& job, std::size_t chunk);
+  void append(std::span<const CopyJob> jobs, std::size_t i, std::size_t chunk);
+  void copy_piece(std::span<const CopyJob> jobs, const Piece& piece) noexcept;
 
   ThreadPool pool_;
-  FormChoice choice_;
+  FormChoice long_rows_;
+  FormChoice short_rows_;  ///< of many small jobs: no pages side by side
   bool steady_ = false;
+  std::vector<CopyJob> parts_;  ///< of the jobs that are copied, as the next one; they keep their memory
+  std::vector<Piece> pieces_;
 };
 
 /// A copy in one form on the calling thread, ordered as copy() orders it.

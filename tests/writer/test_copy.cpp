@@ -44,14 +44,13 @@ TEST(CopyForms, TheFirstIsMemcpyAndNamesDiffer) {
   EXPECT_EQ(names.size(), copy_forms().size());
 }
 
-/// Pieces are copied in all forms meanwhile, by all threads, and are right.
-TEST(Copier, ChoosesOnceItsCopiesAreSteady) {
-  const auto from = random_bytes(8u << 20, 2);
-  std::vector<std::byte> to(from.size());
+/// Pieces are copied in all forms meanwhile, by all threads, and are right. `jobs` have the bytes of `to`.
+void expect_choice_once_steady(const std::vector<std::byte>& from, std::vector<std::byte>& to,
+                               const std::vector<CopyJob>& jobs) {
   Copier copier(2, "copy");
   const auto copy_all = [&] {
     std::fill(to.begin(), to.end(), std::byte{0});
-    copier.copy({to.data(), to.size(), from.data(), from.size(), 1, from.size()});
+    copier.copy(jobs);
     return to == from;
   };
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(copy_all());
@@ -61,6 +60,23 @@ TEST(Copier, ChoosesOnceItsCopiesAreSteady) {
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(copy_all());  // 8 pieces each
   EXPECT_TRUE(copier.form().chosen);
   ASSERT_TRUE(copy_all());
+}
+
+TEST(Copier, ChoosesOnceItsCopiesAreSteady) {
+  const auto from = random_bytes(8u << 20, 2);
+  std::vector<std::byte> to(from.size());
+  expect_choice_once_steady(from, to, {{to.data(), to.size(), from.data(), from.size(), 1, from.size()}});
+}
+
+TEST(Copier, ChoosesForManySmallJobsToo) {
+  constexpr std::size_t kBytes = 1024;
+  const auto from = random_bytes(8u << 20, 2);
+  std::vector<std::byte> to(from.size());
+  std::vector<CopyJob> jobs;
+  for (std::size_t at = 0; at < from.size(); at += kBytes) {
+    jobs.push_back({to.data() + at, kBytes, from.data() + at, kBytes, 1, kBytes});
+  }
+  expect_choice_once_steady(from, to, jobs);
 }
 
 struct Case {
@@ -92,7 +108,8 @@ TEST(Copy, ShapesOnOneAndThreeThreads) {
       for (std::uint64_t r = 0; r < c.rows; ++r) {
         std::memcpy(expected.data() + r * c.to_stride, from.data() + r * c.from_stride, c.row_bytes);
       }
-      copier.copy({to.data(), c.to_stride, from.data(), c.from_stride, c.rows, c.row_bytes});
+      const CopyJob job{to.data(), c.to_stride, from.data(), c.from_stride, c.rows, c.row_bytes};
+      copier.copy({&job, 1});
       EXPECT_TRUE(to == expected) << c.rows << " x " << c.row_bytes << " on " << threads;
     }
   }
