@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <vector>
 
 #include "bench/limits.hpp"
+#include "bench/whole_file.hpp"
+#include "tests/support/temp_dir.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -37,6 +40,30 @@ TEST(CopyOnce, CopiesEveryByteWhateverTheSize) {
     EXPECT_GT(copy_once(to, from, pool), 0);
     EXPECT_EQ(to, from) << bytes;
   }
+}
+
+TEST(WholeFile, IsReadAsItWasWrittenAndByItsLayoutOnly) {
+  ThreadPool pool(2, "test");
+  const test::TempDir directory;
+  // Larger than a piece, smaller, and of a size that no half packs tightly.
+  const auto layout = Layout::build({{.name = "a", .shape = {3000, 2000}}, {.name = "b", .shape = {7}}});
+  const auto other = Layout::build({{.name = "a", .shape = {3000, 2000}}, {.name = "c", .shape = {7}}});
+  ASSERT_TRUE(layout.ok() && other.ok());
+  const Layout& ours = **layout;
+  std::vector<std::byte> half(ours.half_bytes());
+  for (const Tensor& tensor : ours.tensors()) {
+    for (std::size_t i = 0; i < tensor.bytes; ++i) half[tensor.offset + i] = static_cast<std::byte>(i * 31 + i / 256);
+  }
+  const auto file = WholeFile::save(ours, half, directory.path(), pool);
+  ASSERT_TRUE(file.ok()) << file.error().message();
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+  EXPECT_GT(file->bytes(), ours.model_bytes());
+  std::vector<std::byte> read(half.size());
+  ASSERT_TRUE(file->load(ours, read, pool).ok());
+  EXPECT_EQ(read, half);
+  const Status refused = file->load(**other, read, pool);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::corrupt);
 }
 
 }  // namespace

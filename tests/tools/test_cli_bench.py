@@ -225,15 +225,20 @@ class BenchTest(CliTest):
             self.assertAlmostEqual(row["deltas_to_whole"], 1, delta=0.05)
 
     def test_baseline(self):
-        got = self.bench("baseline", "--model-gib", "0.02", fields=["limit_gbps", "memcpy_s"])
+        got = self.bench("baseline", "--model-gib", "0.02", fields=["limit_gbps", "memcpy_s", "isa"])
         rows = {row["system"]: row for row in got["rows"]}
         self.assertAlmostEqual(rows["AstraFlow"]["bits_per_change"], 48, delta=0.5)
         # The sizes stand in the order in which they were published.
-        sizes = [rows[system]["bytes"] for system in ("AstraFlow", "PULSE", "NeMo-RL", "deltasync", "deltasync, slow links")]
+        sizes = [rows[system]["bytes"] for system in ("AstraFlow, from disk", "memcpy", "AstraFlow", "PULSE", "NeMo-RL", "deltasync",
+                                                      "deltasync, slow links")]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertLess(rows["AstraFlow, from disk"]["bytes"] - rows["memcpy"]["bytes"], 65536)  # its header
+        self.assertEqual(rows["memcpy"]["encode_to_memcpy"], 1)
         for row in rows.values():
-            self.assertGreater(row["encode_gbps"], 0)
-            self.assertGreater(row["decode_gbps"], 0)
+            for work in ("encode", "decode"):
+                self.assertGreater(row[f"{work}_ms"], 0)
+                self.assertAlmostEqual(row[f"{work}_to_memcpy"], row[f"{work}_ms"] / 1e3 / got["memcpy_s"])
+            self.assertAlmostEqual(row["bits_per_change"], 8 * row["bytes"] / got["changed"])
 
     def test_baseline_as_a_table(self):
         self.cli("bench", "baseline", "--model-gib", "0.02")

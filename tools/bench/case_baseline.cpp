@@ -1,14 +1,18 @@
-// bench baseline: published formats and ours over the same two versions in one run: bytes, and the speed of encoding
-// and of decoding onto the version before. Every decoded version is compared with the one that was encoded.
+// bench baseline: published ways and ours over the same two versions in one run: bytes, and the time of encoding and of
+// decoding onto the version before, beside one copy of the model. Every decoded version is compared with the one that
+// was encoded.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <optional>
 
 #include "bench/baselines.hpp"
 #include "bench/halves.hpp"
 #include "bench/limits.hpp"
+#include "bench/whole_file.hpp"
+#include "delta/container.hpp"
 #include "delta/frame.hpp"
 #include "format/tiling.hpp"
+#include "receiver/targets/target_checks.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -53,36 +57,61 @@ struct Data {
   }
 };
 
+/// The best of each over the rounds. `encode()`: Result of the bytes to send; `decode()`: onto the version before.
+template <class Encode, class Decode>
+Result<Timed> time_rounds(const Data& data, const char* name, unsigned rounds, const Encode& encode,
+                          const Decode& decode) {
+  Timed timed;
+  for (unsigned round = 0; round < rounds; ++round) {
+    const Stopwatch encoding;
+    DS_ASSIGN(timed.bytes, encode());
+    timed.encode_s = std::min(timed.encode_s, encoding.seconds());
+    data.reset_live();
+    const Stopwatch decoding;
+    const Status decoded = decode();
+    timed.decode_s = std::min(timed.decode_s, decoding.seconds());
+    DS_TRY(decoded);
+    DS_TRY(data.check_live(name));
+  }
+  return timed;
+}
+
 Result<Timed> time_format(const Data& data, const BaselineFormat& format, const std::vector<ElementRange>& ranges,
                           unsigned rounds) {
-  Timed timed;
   const Bf16Span before = data.words(data.halves.before());
   const Bf16Span after = data.words(data.halves.after());
   const std::span<std::uint16_t> live{reinterpret_cast<std::uint16_t*>(data.live.span().data()),
                                       data.live.span().size() / sizeof(std::uint16_t)};
   std::vector<std::vector<std::byte>> deltas(ranges.size());
-  for (unsigned round = 0; round < rounds; ++round) {
-    for (auto& delta : deltas) delta.clear();
-    const Stopwatch encoding;
-    std::atomic<bool> wrong{false};
-    data.pool.run(ranges.size(), [&](std::uint64_t i, unsigned) {
+  const auto encode = [&]() -> Result<std::uint64_t> {
+    DS_TRY(run_all(data.pool, ranges.size(), [&](std::uint64_t i, unsigned) {
       const auto [first, count] = ranges[i];
-      if (!format.encode(before.subspan(first, count), after.subspan(first, count), deltas[i])) wrong = true;
+      deltas[i].clear();
+      return format.encode(before.subspan(first, count), after.subspan(first, count), deltas[i]);
+    }));
+    std::uint64_t bytes = 0;
+    for (const auto& delta : deltas) bytes += delta.size();
+    return bytes;
+  };
+  const auto decode = [&] {
+    return run_all(data.pool, ranges.size(), [&](std::uint64_t i, unsigned) {
+      return format.decode(deltas[i], live.subspan(ranges[i].first, ranges[i].count));
     });
-    timed.encode_s = std::min(timed.encode_s, encoding.seconds());
+  };
+  return time_rounds(data, format.name, rounds, encode, decode);
+}
 
-    data.reset_live();
-    const Stopwatch decoding;
-    data.pool.run(ranges.size(), [&](std::uint64_t i, unsigned) {
-      if (!format.decode(deltas[i], live.subspan(ranges[i].first, ranges[i].count))) wrong = true;
-    });
-    timed.decode_s = std::min(timed.decode_s, decoding.seconds());
-    if (wrong)
-      return Error(Errc::corrupt, std::string(format.name) + ": it does not encode, or not decode what it encoded");
-    DS_TRY(data.check_live(format.name));
-  }
-  for (const auto& delta : deltas) timed.bytes += delta.size();
-  return timed;
+/// A new file for each version, as those systems make one.
+Result<Timed> time_file(const Data& data, const std::filesystem::path& directory, unsigned rounds) {
+  const Layout& layout = data.halves.layout();
+  std::optional<WholeFile> file;
+  const auto save = [&]() -> Result<std::uint64_t> {
+    file.reset();
+    DS_ASSIGN(file, WholeFile::save(layout, data.halves.after(), directory, data.pool));
+    return file->bytes();
+  };
+  return time_rounds(data, "safetensors", rounds, save,
+                     [&] { return file->load(layout, data.live.span(), data.pool); });
 }
 
 /// The tiles of the version that a delta leads to, as the agent reads them from the served half.
@@ -98,42 +127,34 @@ delta::MergeOptions reads_after(const Halves& halves) {
 /// As the agent encodes and a receiver applies, digests of all tiles included on both sides. In exponent classes both
 /// of the agent's steps count.
 Result<Timed> time_ours(const Data& data, bool compact, unsigned rounds) {
-  Timed timed;
   const Layout& layout = data.halves.layout();
-  for (unsigned round = 0; round < rounds; ++round) {
+  delta::Delta delta;
+  const auto encode = [&]() -> Result<std::uint64_t> {
     auto digests = data.halves.digests();
-    const Stopwatch encoding;
-    delta::Delta delta = data.halves.encode(digests, data.pool);
+    delta = data.halves.encode(digests, data.pool);
     if (compact) {
       DS_ASSIGN(auto made, delta::compact_from_target(layout, delta, reads_after(data.halves), data.pool));
       delta = *std::move(made);
     }
-    timed.encode_s = std::min(timed.encode_s, encoding.seconds());
-    timed.bytes = delta::to_container(delta).size();
-
-    data.reset_live();
+    std::uint64_t bytes = delta::container_header(delta).size();
+    for (const auto& frame : delta.frames) bytes += frame.bytes.size();
+    return bytes;
+  };
+  const auto decode = [&]() -> Status {
     std::vector<std::uint64_t> state = data.halves.digests();
-    std::atomic<bool> wrong{false};
-    const Stopwatch decoding;
-    data.pool.run(delta.frames.size(), [&](std::uint64_t i, unsigned) {
-      const auto records = delta::parse_frame(layout, delta.frames[i].bytes);
-      if (!records) {
-        wrong = true;
-        return;
-      }
-      for (const auto& record : *records) {
+    return run_all(data.pool, delta.frames.size(), [&](std::uint64_t i, unsigned) -> Status {
+      DS_ASSIGN(const auto records, delta::parse_frame(layout, delta.frames[i].bytes));
+      for (const auto& record : records) {
         const Tile tile = tile_of(layout, record.tile);
         const Tensor& tensor = layout.tensors()[tile.tensor];
         const delta::TensorMemory memory{data.live.span().data() + tensor.offset, tensor.row_bytes()};
         auto* const first = delta::tile_address(memory, tile, tensor.element_bytes);
-        if (!delta::apply_tile(layout, record, first, memory.row_stride, state[record.tile])) wrong = true;
+        DS_ASSIGN(state[record.tile], delta::apply_tile(layout, record, first, memory.row_stride, state[record.tile]));
       }
+      return {};
     });
-    timed.decode_s = std::min(timed.decode_s, decoding.seconds());
-    if (wrong) return Error(Errc::corrupt, "a tile of our own delta does not verify");
-    DS_TRY(data.check_live("deltasync"));
-  }
-  return timed;
+  };
+  return time_rounds(data, "deltasync", rounds, encode, decode);
 }
 
 }  // namespace
@@ -148,6 +169,9 @@ Result<Json> run_baseline(const Options& options) {
   const std::uint64_t changed = halves.encode(digests, pool).changed;
   if (changed == 0) return Error(Errc::invalid_argument, "nothing changes at this density of so small a model");
   const auto bytes = static_cast<double>(layout.half_bytes());
+  const unsigned rounds = rounds_of(options);
+  const ByteSpan whole = halves.after().first(layout.half_bytes());
+  const double copy_s = memcpy_s(live.span(), whole, pool);
 
   Json rows = Json::array();
   const auto add = [&](const char* name, const char* system, const Timed& timed) {
@@ -155,22 +179,29 @@ Result<Json> run_baseline(const Options& options) {
                     {"system", system},
                     {"bytes", timed.bytes},
                     {"bits_per_change", 8.0 * static_cast<double>(timed.bytes) / static_cast<double>(changed)},
-                    {"encode_gbps", bytes / timed.encode_s / 1e9},
-                    {"decode_gbps", bytes / timed.decode_s / 1e9}});
+                    {"encode_ms", 1e3 * timed.encode_s},
+                    {"decode_ms", 1e3 * timed.decode_s},
+                    {"encode_to_memcpy", timed.encode_s / copy_s},
+                    {"decode_to_memcpy", timed.decode_s / copy_s}});
   };
+  // What all others are compared with: a copy where the trainer is, and one where the engine is.
+  add("the whole model, copied", "memcpy", {copy_s, copy_s, layout.model_bytes()});
+  DS_ASSIGN(const Timed file, time_file(data, options.shm_dir, rounds));
+  add("the whole model, a safetensors file", "AstraFlow, from disk", file);
   const std::vector<ElementRange> ranges = ranges_of(layout);
   for (const BaselineFormat& format : baseline_formats()) {
-    DS_ASSIGN(const Timed timed, time_format(data, format, ranges, rounds_of(options)));
+    DS_ASSIGN(const Timed timed, time_format(data, format, ranges, rounds));
     add(format.name, format.system, timed);
   }
-  DS_ASSIGN(const Timed ours, time_ours(data, false, rounds_of(options)));
+  DS_ASSIGN(const Timed ours, time_ours(data, false, rounds));
   add("Rice gaps + ulp planes, a digest a tile", "deltasync", ours);
-  DS_ASSIGN(const Timed compact, time_ours(data, true, rounds_of(options)));
+  DS_ASSIGN(const Timed compact, time_ours(data, true, rounds));
   add("the same in exponent classes", "deltasync, slow links", compact);
   return Json{{"density", static_cast<double>(changed) / static_cast<double>(layout.elements())},
               {"changed", changed},
               {"limit_gbps", bytes / read_both_once(halves.before(), halves.after(), pool) / 1e9},
-              {"memcpy_s", memcpy_s(live.span(), halves.before().first(layout.half_bytes()), pool)},
+              {"memcpy_s", copy_s},
+              {"isa", delta::isa_name()},
               {"rows", rows}};
 }
 

@@ -94,7 +94,7 @@ std::function<Status()> setup_bench(CLI::App& app) {
   app.add_option("--seed", options->seed, "of the generator");
   app.add_option("--from", options->from, "codec: two model directories instead of the generator; packed: one")
       ->expected(1, 2);
-  app.add_option("--shm-dir", options->shm_dir, "where shared segments are made");
+  app.add_option("--shm-dir", options->shm_dir, "where shared segments are made, and the file of baseline");
   app.add_option("--trace", options->trace, "record a timeline of all its processes")->type_name("FILE");
   app.add_flag("--json", *json, "one JSON object on the last line");
   return [options, json, size] {
