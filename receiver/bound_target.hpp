@@ -117,6 +117,7 @@ class StagedImpl final : public StagedUpdate {
   ~StagedImpl() override;
 
   const PullReport& report() const override { return prepared_.report; }
+  bool is_staged() const noexcept override { return receiver_ != nullptr && phase_ == Phase::staged; }
   Status commit(const CallOptions& call) override;
   Status rollback() override;
 
@@ -125,6 +126,7 @@ class StagedImpl final : public StagedUpdate {
   enum class Phase : std::uint8_t { staged, committed, dropped };
 
   void drop();
+  Status wait_for_engine(const CallContext& until);
   Status commit_staged(Deadline deadline);
   Status attest(const CallContext& until);
   Status check_attached() const;

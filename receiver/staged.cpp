@@ -63,15 +63,21 @@ Status StagedImpl::check_attached() const {
 Status StagedImpl::commit(const CallOptions& call) {
   DS_TRY(check_attached());
   if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
-  if (call.stop.stop_requested()) return cancelled_while("beginning the commit");
-  Status done = commit_staged(Deadline::of(call));
+  Status done = wait_for_engine(call);
+  if (done) done = commit_staged(Deadline::of(call));
   receiver_->note_standing(done.ok() ? nullptr : &done.error());
   return done;
 }
 
+/// What was staged is kept meanwhile: with more time the same commit may do.
+Status StagedImpl::wait_for_engine(const CallContext& until) {
+  DS_TRY(until.check("beginning the commit"));
+  WaitsForDevices* const devices = receiver_->target_->capabilities().devices;
+  if (devices == nullptr || prepared_.report.mode == PullMode::up_to_date) return {};
+  return devices->wait_for_engine(until).with_context("commit of " + to_string(prepared_.report.version));
+}
+
 Status StagedImpl::commit_staged(Deadline deadline) {
-  // What was staged is kept: with more time the same commit may do.
-  if (deadline.passed()) return Error(Errc::timed_out, "commit: the deadline has passed");
   const auto start = std::chrono::steady_clock::now();
   const trace::Span span("commit", prepared_.report.version.id);
   Target& target = *receiver_->target_;

@@ -189,6 +189,8 @@ class StagedUpdate {
   virtual ~StagedUpdate() = default;
   /// Valid while the update lives.
   virtual const PullReport& report() const = 0;
+  /// Whether commit() may be called: neither committed nor given up, and no later pull has begun.
+  virtual bool is_staged() const noexcept = 0;
   /// Makes the version visible in the target. On error the target is on the version that it had before; what takes a
   /// failed commit back may last ten seconds longer than the deadline, so that it is not lost. The deadline bounds the
   /// work on tiles; a flush to disk that has begun is not cut short, and a stop ends no commit that has begun.
@@ -196,7 +198,8 @@ class StagedUpdate {
   /// With ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong, takes the commit back
   /// like rollback(). Where that cannot be (after a full update in place) the target has no version any more. The
   /// message says which, and whether what is wrong was wrong in the version before, too.
-  ///   - Errc::timed_out, Errc::cancelled: before this began, so that the update stays staged; or while it waited.
+  ///   - Errc::timed_out, Errc::cancelled: before live memory was touched, as while an engine's stream is busy, the
+  ///     update stays staged (is_staged()), and may be committed again; later it is given up.
   ///   - Errc::corrupt: what was staged, or what is in live memory, is not the version.
   ///   - Errc::io, Errc::no_space: a device's or a disk's.
   ///   - Errc::invalid_argument: a later pull has begun, or the receiver is gone.

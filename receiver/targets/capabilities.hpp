@@ -215,6 +215,9 @@ class WaitsForDevices {
   /// resolve, full_tile or put_tile waits beyond `until`: timed_out or cancelled.
   virtual void begin_pull(const CallContext& until) = 0;
   virtual void end_pull() noexcept = 0;
+  /// Waits until what the engine has in its streams now is done, so that a commit need not wait for it. timed_out,
+  /// cancelled: nothing was changed.
+  virtual Status wait_for_engine(const CallContext& until) = 0;
   /// Waits until nothing that was asked for reads or writes live memory any more. timed_out, cancelled, io: something
   /// may still do.
   virtual Status finish_live(const CallContext& until) = 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from typing import Any
 
 import deltasync
@@ -239,3 +240,42 @@ def test_a_deadline_says_from_whom_and_why(segment_name: str) -> None:
             receiver._bound.native = native
             manager.offload()
             assert receiver.commit(timeout=30).version.number == 2
+
+
+def test_a_device_that_goes_on_computing_ends_no_commit(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, served = model(1.0), model(0.0)
+    idle = threading.Event()
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served) as receiver:
+            receiver.update()
+            manager.offload(model(2.0))
+            receiver.prepare(2)
+            monkeypatch.setattr(receiver._bound.kept, "_devices", [0])
+            monkeypatch.setattr(torch.cuda, "synchronize", lambda device: idle.wait(60))
+            with pytest.raises(errors.DeadlinePassed, match="cuda:0 was still computing") as refused:
+                receiver.commit(timeout=0.3)
+            assert "engine_streams" in str(refused.value)
+            assert (served[0].bias == 1.0).all()
+            idle.set()
+            assert receiver.commit().version.number == 2
+            assert (served[0].bias == 2.0).all()
+
+
+def test_kernels_that_failed_end_the_commit(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, served = model(1.0), model(0.0)
+
+    def fail(device: int) -> None:
+        raise RuntimeError(f"cuda:{device} is lost")
+
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served) as receiver:
+            receiver.prepare(1)
+            monkeypatch.setattr(receiver._bound.kept, "_devices", [0])
+            monkeypatch.setattr(torch.cuda, "synchronize", fail)
+            with pytest.raises(RuntimeError, match="cuda:0 is lost"):
+                receiver.commit()
+            monkeypatch.undo()
+            receiver.commit()
+            assert (served[0].bias == 1.0).all()

@@ -51,6 +51,7 @@ class DeviceTarget final : public MemoryTarget,
   Result<std::unique_ptr<KeptChanges>> resolve(std::span<TileChanges> changes) const override;
   void begin_pull(const CallContext& until) override;
   void end_pull() noexcept override { pull_.reset(); }
+  Status wait_for_engine(const CallContext& until) override { return executor_->enter_engine(until); }
   Status finish_live(const CallContext& until) override;
   Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until) override {
     return executor_->lend(memory, until);

@@ -228,6 +228,7 @@ nb::dict lag_of(const Receiver& receiver, double timeout) {
 void bind_staged(nb::module_& module) {
   nb::class_<StagedUpdate>(module, "StagedUpdate", "A verified update that is not yet visible.")
       .def_prop_ro("report", [](const StagedUpdate& staged) { return report_of(staged.report()); })
+      .def_prop_ro("is_staged", &StagedUpdate::is_staged)
       .def(
           "commit",
           [](StagedUpdate& staged, double timeout) {

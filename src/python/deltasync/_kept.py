@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import _checks, _native
+from ._deadlines import left
 from ._host_memory import HostMemory
 from ._native import Layout, Placement, PlacementPlan, Sidecar
+from .errors import DeadlinePassed
 from .places import check_module_places, plan_of_module
 
 
@@ -66,8 +70,32 @@ class Kept:
         if self._places:
             check_module_places(self._given[0], self._places)
 
-    def wait_for_kernels(self) -> None:
-        """Before live memory is written: what was queued may still compute with it."""
+    def wait_for_kernels(self, end: float) -> None:
+        """Before live memory is written: what was queued may still compute with it. DeadlinePassed, naming the device,
+        if it goes on until then."""
         torch: Any = sys.modules.get("torch")
         for device in self._devices if torch is not None else ():
+            _synchronize(torch, device, end)
+
+
+def _synchronize(torch: Any, device: int, end: float) -> None:
+    """On a thread of its own: torch's call knows no deadline."""
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
             torch.cuda.synchronize(device)
+        except BaseException as error:
+            failures.append(error)
+
+    waiter = threading.Thread(target=wait, name=f"deltasync-cuda:{device}", daemon=True)
+    began = time.monotonic()
+    waiter.start()
+    waiter.join(min(left(end), threading.TIMEOUT_MAX))
+    if waiter.is_alive():
+        raise DeadlinePassed(
+            f"cuda:{device} was still computing after {time.monotonic() - began:.1f} s; nothing was written",
+            "pass engine_streams to wait for the streams that use the weights, not for the whole device",
+        )
+    for failure in failures:
+        raise failure

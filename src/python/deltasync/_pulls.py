@@ -226,16 +226,18 @@ class Pulls:
                     raise Cancelled(f"version {prepared.asked or 'newest'} is not staged any more; prepare it again")
                 staged = self._update[1]
                 self._bound.kept.check()
-                self._bound.kept.wait_for_kernels()
-                self._update = None
-                if self.staged is prepared:
-                    self.staged = None
+                self._bound.kept.wait_for_kernels(end)
                 self.committed = staged  # before: what interrupts behind the commit can still be rolled back
                 try:
                     staged.commit(left(end))
                 except Exception:
                     self.committed = None
                     raise
+                finally:
+                    if not staged.is_staged:  # else it had not begun to write: the same commit may do with more time
+                        self._update = None
+                        if self.staged is prepared:
+                            self.staged = None
                 return PullReport(**staged.report)
         finally:
             if self.background and self.staged is None and not self.closed:

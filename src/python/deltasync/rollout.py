@@ -214,12 +214,13 @@ class Receiver:
         nothing = "rollback: no commit can be rolled back (a pull has begun since, or there was none)"
         if self._pulls.committed is None:
             raise InvalidArgument(nothing)
-        with self._bound.locked("rollback", time.monotonic() + self.timeout):
+        end = time.monotonic() + self.timeout
+        with self._bound.locked("rollback", end):
             if self._pulls.committed is None:
                 raise InvalidArgument(nothing)
+            self._bound.kept.check()
+            self._bound.kept.wait_for_kernels(end)
             try:
-                self._bound.kept.check()
-                self._bound.kept.wait_for_kernels()
                 self._pulls.committed.rollback()
             finally:
                 self._pulls.committed = None
@@ -250,7 +251,7 @@ class Receiver:
         with self._pulls.between("repair", timeout) as end:
             if wrong is None:
                 tiles = _tiles(self._bound.native.attest(left(end)))
-            self._bound.kept.wait_for_kernels()
+            self._bound.kept.wait_for_kernels(end)
             return RepairReport(**self._bound.native.repair(tiles, left(end)))
 
     def release(self, *, timeout: float | None = None) -> None:
@@ -267,7 +268,7 @@ class Receiver:
         try:
             with self._bound.locked("release", end):
                 self._pulls.forget()
-                self._bound.kept.wait_for_kernels()
+                self._bound.kept.wait_for_kernels(end)
                 self._bound.native.release(left(end))
                 self._bound.released = True
         finally:
@@ -290,7 +291,7 @@ class Receiver:
             with self._bound.locked("restore", end):
                 self._pulls.forget()
                 self._bound.kept.check()
-                self._bound.kept.wait_for_kernels()
+                self._bound.kept.wait_for_kernels(end)
                 with self._pulls.restoring() as stop:
                     report = RepairReport(**self._bound.native.restore(left(end), stop))
                 self._bound.released = False

@@ -78,6 +78,7 @@ TEST_F(EmulatedEngine, CommitsWaitForEachOfItsStreams) {
     ASSERT_FALSE(refused.ok());
     EXPECT_THAT(refused.error().message(), HasSubstr("waiting for the engine on cuda:0"));
     EXPECT_EQ(differences(before), "");
+    EXPECT_TRUE((*staged)->is_staged());
   }
   EXPECT_EQ(pull_on_devices(), PullMode::delta);
   receiver_.reset();

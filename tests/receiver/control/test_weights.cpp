@@ -16,6 +16,7 @@ class Update final : public StagedUpdate {
  public:
   explicit Update(std::function<void()> commit) : commit_(std::move(commit)) {}
   const PullReport& report() const override { return report_; }
+  bool is_staged() const noexcept override { return true; }
   Status commit(const CallOptions&) override {
     commit_();
     return {};

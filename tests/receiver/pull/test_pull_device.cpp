@@ -1,5 +1,9 @@
 // Whole pulls into the weights of a running engine on devices. Compiled twice: for devices that are played on the host,
 // and for real ones by make_placed_target() (label gpu), two of them where there are two.
+#include <chrono>
+#include <stop_token>
+#include <thread>
+
 #include "tests/receiver/device_pull_fixture.hpp"
 
 namespace deltasync::test {
@@ -94,9 +98,45 @@ TEST_F(DevicePull, CommitsWaitForTheEndOfACapture) {
   EXPECT_THAT(refused.error().message(), testing::HasSubstr("graph's capture on the engine's stream on cuda:0"));
   EXPECT_FALSE(fake.capture_ended_by_others());
   EXPECT_EQ(differences(before), "");
+  EXPECT_TRUE((*staged)->is_staged());
   fake.capture(stream_, false);
-  EXPECT_EQ(pull_on_devices(), PullMode::delta);
+  const Status committed = (*staged)->commit();
+  EXPECT_TRUE(committed.ok()) << committed.error().to_string();
+  EXPECT_FALSE((*staged)->is_staged());
   EXPECT_EQ(differences(model_.half), "");
+}
+
+/// A delta, and a full update that is staged.
+TEST_F(DevicePull, AnUpdateStaysStagedWhileTheEngineIsBusy) {
+  ASSERT_NO_FATAL_FAILURE(start_on(1, true));
+  EXPECT_EQ(pull_on_devices(), PullMode::full);
+  auto& fake = dynamic_cast<gpu::FakeDevice&>(engine_->device());
+  for (const PullMode mode : {PullMode::delta, PullMode::full}) {
+    const std::vector<std::byte> before = model_.half;
+    step(0.5);
+    if (mode == PullMode::full) receiver_->target()->invalidate();
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    ASSERT_EQ((*staged)->report().mode, mode);
+    fake.hold(stream_, true);
+    fake.engine_work(stream_, [] {});
+    EXPECT_EQ((*staged)->commit(in_ms(20)).error().code(), Errc::timed_out);
+    CallOptions stopped = in_ms(60'000);
+    std::stop_source stop;
+    stopped.stop = stop.get_token();
+    std::thread stopper([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      stop.request_stop();
+    });
+    EXPECT_EQ((*staged)->commit(stopped).error().code(), Errc::cancelled);
+    stopper.join();
+    EXPECT_EQ(differences(before), "");
+    EXPECT_TRUE((*staged)->is_staged());
+    fake.hold(stream_, false);
+    const Status committed = (*staged)->commit();
+    EXPECT_TRUE(committed.ok()) << committed.error().to_string();
+    EXPECT_EQ(differences(model_.half), "");
+  }
 }
 #endif
 

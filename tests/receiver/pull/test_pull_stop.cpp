@@ -268,6 +268,7 @@ class WatchedTarget final : public Target, public CanLendRows, public WaitsForDe
     ++pulls_;
   }
   void end_pull() noexcept override { pull_.reset(); }
+  Status wait_for_engine(const CallContext& /*until*/) override { return {}; }
   Status finish_live(const CallContext& /*until*/) override { return {}; }
   Status open(ThreadPool& pool, const CallContext& until) override { return host_->open(pool, until); }
   const TargetState* committed() const override { return host_->committed(); }

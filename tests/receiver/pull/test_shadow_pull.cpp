@@ -68,7 +68,9 @@ TEST_P(ShadowPull, WithoutAShadowItWakesAsTheNewestVersion) {
   start();
   engine_.emplace(made_.engine, made_.plan, GetParam(), 5);
   engine_->device_timeout = device_timeout_;
-  const Status bound = receiver_->bind(*engine_->make(model_.layout), engine_->placement()->slices(), in_ms(60'000));
+  auto target = engine_->make(model_.layout);
+  ASSERT_TRUE(target.ok()) << target.error().to_string();
+  const Status bound = receiver_->bind(*std::move(target), engine_->placement()->slices(), in_ms(60'000));
   ASSERT_TRUE(bound.ok()) << bound.error().to_string();
   auto staged = pull();
   ASSERT_TRUE(staged.ok() && (*staged)->commit().ok());

@@ -318,6 +318,7 @@ TEST_P(TargetCapability, WaitsForADeviceEndWithThePull) {
   // One that is idle answers sooner; one that is busy is in test_target_device_faults.cpp.
   EXPECT_TRUE(late.ok() || late.error().code() == Errc::cancelled);
   EXPECT_TRUE(target_->live_tile(tile, scratch).ok());
+  EXPECT_TRUE(ok(can().devices->wait_for_engine(in_time())));
   EXPECT_TRUE(ok(can().devices->finish_live(in_time())));
   EXPECT_TRUE(holds(first));
 }
