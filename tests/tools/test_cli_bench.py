@@ -25,7 +25,7 @@ class BenchTest(CliTest):
         for name, value in got.items():
             if name == "over_bytes_ms":  # a difference of two times
                 continue
-            if name.endswith(("_s", "_gbps", "_ms")):
+            if name.endswith(("_s", "_gbps", "_ms")) and not isinstance(value, dict):
                 self.assertGreater(value, 0, name)
             if "bytes" in name:
                 self.assertIsInstance(value, int, name)
@@ -144,8 +144,10 @@ class BenchTest(CliTest):
         self.assertLess(got["temporary_bytes_max"], got["model_bytes"] / 2)
 
     def test_full(self):
-        got = self.bench("full", *SMALL, fields=["limit_gbps", "pull_gbps", "ratio_to_limit"])
+        got = self.bench("full", *SMALL, fields=["limit_gbps", "digested_limit_gbps", "pull_gbps", "plain_gbps"])
         self.assert_ratio(got, "ratio_to_limit", "pull_gbps", "limit_gbps")
+        self.assert_ratio(got, "ratio_to_digested_limit", "pull_gbps", "digested_limit_gbps")
+        self.assertEqual({"sendfile", "sendfile, digests", "send"} - got["plain_gbps"].keys(), set())
 
     def test_e2e(self):
         got = self.bench("e2e", *SMALL, "--versions", "1",

@@ -11,6 +11,7 @@
 #include "bench/limits.hpp"
 #include "bench/processes.hpp"
 #include "bench/synth.hpp"
+#include "bench/transfers.hpp"
 
 namespace deltasync::bench {
 namespace {
@@ -65,7 +66,7 @@ Result<double> plain_sockets_s(ByteSpan model, unsigned receivers, ThreadPool& p
   DS_ASSIGN(const Buffer to, Buffer::allocate(model.size(), pool));
   double best_s = 1e300;
   for (unsigned round = 0; round < 3; ++round) {
-    DS_ASSIGN(const double once_s, sendfile_once(file.get(), 0, to.span(), receivers));
+    DS_ASSIGN(const double once_s, transfer_once(file.get(), 0, to.span(), receivers));
     best_s = std::min(best_s, once_s);
   }
   return best_s * receivers;

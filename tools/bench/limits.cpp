@@ -1,11 +1,6 @@
 #include "bench/limits.hpp"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
-#include <sys/sendfile.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -13,15 +8,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/fd.hpp"
 #include "bench/bench.hpp"
-#include "net/blocking.hpp"
 #include "writer/copy.hpp"
 
 namespace deltasync::bench {
@@ -76,28 +67,6 @@ ReadFn widest_read() {
   if (__builtin_cpu_supports("avx2")) return read_avx2;
 #endif
   return read_scalar;
-}
-
-/// Sends one range of the file on one connection; runs in the forked child.
-bool send_range(int socket, int file, std::uint64_t offset, std::uint64_t bytes) {
-  auto at = static_cast<off_t>(offset);
-  const auto end = static_cast<off_t>(offset + bytes);
-  while (at < end) {
-    const ssize_t n = ::sendfile(socket, file, &at, static_cast<std::size_t>(std::min<off_t>(end - at, 16 << 20)));
-    if (n <= 0 && errno != EINTR) return false;
-  }
-  char ack;
-  return ::recv(socket, &ack, 1, 0) == 1;
-}
-
-bool receive_all(int socket, std::span<std::byte> to) {
-  std::size_t got = 0;
-  while (got < to.size()) {
-    const ssize_t n = ::recv(socket, to.data() + got, std::min<std::size_t>(to.size() - got, 4u << 20), 0);
-    if (n <= 0) return false;
-    got += static_cast<std::size_t>(n);
-  }
-  return ::send(socket, "k", 1, MSG_NOSIGNAL) == 1;
 }
 
 }  // namespace
@@ -161,66 +130,6 @@ double read_both_once(std::span<const std::byte> a, std::span<const std::byte> b
     g_sink += read(a.data() + i * kPiece, b.data() + i * kPiece, std::min(kPiece, bytes - i * kPiece));
   });
   return watch.seconds();
-}
-
-Result<double> sendfile_once(int file, std::uint64_t offset, std::span<std::byte> to, unsigned streams) {
-  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  if (!listener || ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::listen(listener.get(), 64) != 0 ||
-      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return Error::from_errno("listen on loopback", errno);
-  }
-  const std::uint64_t part = (to.size() / streams + 4095) / 4096 * 4096;
-  const auto range = [&](unsigned i) {
-    const std::uint64_t begin = std::min<std::uint64_t>(to.size(), i * part);
-    return std::pair(begin, std::min<std::uint64_t>(to.size(), begin + part) - begin);
-  };
-  const pid_t child = ::fork();
-  if (child < 0) return Error::from_errno("fork", errno);
-  if (child == 0) {
-    std::vector<std::thread> threads;
-    std::atomic<bool> ok{true};
-    for (unsigned i = 0; i < streams; ++i) {
-      threads.emplace_back([&, i] {
-        const int s = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        net::use_no_pacing(s);
-        const auto [begin, bytes] = range(i);
-        // The first byte says which range follows, so that accept order does not matter.
-        const auto index = static_cast<std::uint8_t>(i);
-        if (::connect(s, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
-            ::send(s, &index, 1, MSG_NOSIGNAL) != 1 || !send_range(s, file, offset + begin, bytes)) {
-          ok = false;
-        }
-      });
-    }
-    for (auto& t : threads) t.join();
-    ::_exit(ok ? 0 : 1);
-  }
-  const Stopwatch watch;
-  std::vector<std::thread> threads;
-  std::atomic<bool> ok{true};
-  for (unsigned i = 0; i < streams; ++i) {
-    threads.emplace_back([&] {
-      const UniqueFd s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      std::uint8_t index = 0;
-      if (!s || ::recv(s.get(), &index, 1, 0) != 1 || index >= streams) {
-        ok = false;
-        return;
-      }
-      const auto [begin, bytes] = range(index);
-      if (!receive_all(s.get(), to.subspan(begin, bytes))) ok = false;
-    });
-  }
-  for (auto& t : threads) t.join();
-  const double seconds = watch.seconds();
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  if (!ok || status != 0) return Error(Errc::io, "plain sendfile over loopback failed");
-  return seconds;
 }
 
 }  // namespace deltasync::bench

@@ -1,4 +1,4 @@
-// The machine's limits, measured beside the work: copying, reading, and moving bytes over loopback.
+// The machine's limits, measured beside the work: copying and reading. Of sockets: transfers.hpp.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,5 @@ double memcpy_s(std::span<std::byte> to, std::span<const std::byte> from, Thread
 
 /// Seconds to load every byte of both with the widest loads of this CPU.
 double read_both_once(std::span<const std::byte> a, std::span<const std::byte> b, ThreadPool& pool);
-
-/// Seconds of a plain sendfile → recv of [offset, offset + to.size()) of `file` over loopback: a forked sender,
-/// `streams` connections, one receiving thread each, into `to`.
-Result<double> sendfile_once(int file, std::uint64_t offset, std::span<std::byte> to, unsigned streams);
 
 }  // namespace deltasync::bench
