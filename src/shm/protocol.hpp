@@ -67,9 +67,10 @@ enum class Guard : std::uint8_t {
   grant_dead_only,       ///< a slot is granted again only when its owner is proved dead
   read_recheck,          ///< who read without holding looks at the state again afterwards
   // What shm/cells.hpp and the fences around it give; see memory_order.md.
-  read_before_recheck,  ///< … and what it read before is read before that look
-  bytes_before_count,   ///< bytes are in place before they are counted
-  bytes_before_words,   ///< … and before any word that their writer stores afterwards
+  read_before_recheck,   ///< … and what it read before is read before that look
+  bytes_before_count,    ///< bytes are in place before they are counted
+  bytes_before_words,    ///< … and before any word that their writer stores afterwards
+  words_in_total_order,  ///< all see a word before its writer loads another
 };
 
 /// The version that a half holds, as the words of format/segment.hpp.

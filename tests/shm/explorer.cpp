@@ -34,9 +34,9 @@ XXH128_hash_t fingerprint(const State& s) {
     n += sizeof(Locals) / 8;
     for (unsigned k = 0; k < a.log_size; ++k) words[n++] = a.log[k];
     for (unsigned k = 0; k < a.pending_size; ++k) {
-      const Pending& bytes = a.pending[k];
-      words[n++] = std::uint64_t{bytes.half} << 8 | std::uint64_t{bytes.cell} | std::uint64_t{bytes.value} << 32;
-      words[n++] = bytes.sequence;
+      const Pending& stored = a.pending[k];
+      words[n++] = stored.cell | stored.sequence << 8;
+      words[n++] = stored.value;
     }
   }
   return XXH3_128bits(words.data(), n * sizeof(words[0]));

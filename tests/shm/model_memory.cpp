@@ -1,7 +1,6 @@
 #include "shm/model_memory.hpp"
 
 #include <algorithm>
-#include <utility>
 
 #include "shm/model_actors.hpp"
 
@@ -27,38 +26,48 @@ const char* name(Violation violation) {
 
 void Memory::write_data(unsigned half, unsigned cell, std::uint64_t sequence, std::uint32_t value) {
   operation([&] {
-    const Pending bytes{static_cast<std::uint8_t>(half), static_cast<std::uint8_t>(cell), value, sequence};
-    auto& me = self();
-    const auto begin = me.pending.begin();
-    const bool again = std::any_of(begin, begin + me.pending_size, [&](const Pending& earlier) {
-      return earlier.half == bytes.half && earlier.cell == bytes.cell;
-    });
-    if (again) drain();  // stores to one place stay in their order
-    if (delays_bytes_) {
-      me.pending[me.pending_size++] = bytes;
-    } else {
-      put_data(bytes);
-    }
+    delay({kData + half * kDataCells + cell, value, sequence});
+    if (!delays_bytes_) drain();
     return std::uint64_t{0};
   });
 }
 
-void Memory::put_data(const Pending& bytes) {
-  const auto now = half_word(s_, bytes.half);
+void Memory::check_data(const Pending& bytes) {
+  const auto half = static_cast<unsigned>((bytes.cell - kData) / kDataCells);
+  const auto now = half_word(s_, half);
   const bool ours =
       now.sequence == bytes.sequence && (now.code == HalfState::filling || now.code == HalfState::quarantined);
-  const bool leased = s_.lease.taken && !s_.lease.revoked && s_.lease.half == bytes.half;
+  const bool leased = s_.lease.taken && !s_.lease.revoked && s_.lease.half == half;
   // The agent reads, while they write, what their progress covers.
-  const bool read = s_.held[bytes.half] != 0 &&
-                    (s_.held[bytes.half] != bytes.sequence || batch_whole(s_, bytes.half, bytes.sequence));
+  const bool read = s_.held[half] != 0 && (s_.held[half] != bytes.sequence || batch_whole(s_, half, bytes.sequence));
   if (!ours || leased || read) report(Violation::wrong_write);
-  s_.cells[kData + bytes.half * kDataCells + bytes.cell] = bytes.value;
+}
+
+std::uint64_t Memory::seen(Cell cell) const {
+  const auto& me = s_.actor[me_];
+  for (unsigned i = me.pending_size; i-- > 0;) {
+    if (me.pending[i].cell == cell) return me.pending[i].value;
+  }
+  return s_.cells[cell];
+}
+
+void Memory::delay(const Pending& stored) {
+  auto& me = self();
+  if (me.pending_size == kPendingMax) drain_one();
+  me.pending[me.pending_size++] = stored;
+}
+
+void Memory::drain_one() {
+  auto& me = self();
+  const Pending oldest = me.pending[0];
+  std::move(me.pending.begin() + 1, me.pending.begin() + me.pending_size, me.pending.begin());
+  me.pending[--me.pending_size] = {};
+  if (oldest.cell >= kData) check_data(oldest);
+  s_.cells[oldest.cell] = oldest.value;
 }
 
 void Memory::drain() {
-  auto& me = self();
-  for (unsigned i = 0; i < me.pending_size; ++i) put_data(std::exchange(me.pending[i], {}));
-  me.pending_size = 0;
+  while (self().pending_size != 0) drain_one();
 }
 
 std::uint32_t Memory::read_data(unsigned half, unsigned cell, std::uint32_t must_be) {

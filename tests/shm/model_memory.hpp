@@ -31,13 +31,17 @@ class Memory {
   bool broken(Guard guard) const { return rules_.broken == guard; }
 
   std::uint64_t load(Cell cell) {
-    return operation([&] { return s_.cells[cell]; });
+    return operation([&] { return seen(cell); });
   }
   void store(Cell cell, std::uint64_t value) {
     operation([&] {
-      release(cell);
       check_store(cell);
-      s_.cells[cell] = value;
+      if (broken(Guard::words_in_total_order)) {
+        delay({cell, value, 0});
+      } else {
+        release(cell);
+        s_.cells[cell] = value;
+      }
       return std::uint64_t{0};
     });
   }
@@ -57,11 +61,13 @@ class Memory {
   // ---- the bytes of the halves
   // Where they are delayed, others see a byte at any moment up to its writer's next word, which releases it. No more
   // is to be modelled: no byte goes before the load that opened its copy (acquire), and a reader's bytes are judged one
-  // by one, so their order among each other decides nothing. The words are sequentially consistent, as in cells.hpp.
+  // by one, so their order among each other decides nothing. The words are sequentially consistent, as in cells.hpp;
+  // were they stored by release alone, others would see them late too, in their order, unless an exchange follows.
   void write_data(unsigned half, unsigned cell, std::uint64_t sequence, std::uint32_t value);
   /// `must_be`: the version that the reader is entitled to find; 0 = it checks digests itself.
   std::uint32_t read_data(unsigned half, unsigned cell, std::uint32_t must_be);
-  /// Others see what this actor has written by now.
+  /// Others see the oldest store that they do not see yet, or all.
+  void drain_one();
   void drain();
 
   // ---- the agent's own memory, one mutex section each
@@ -111,7 +117,10 @@ class Memory {
                         (rules_.broken == Guard::bytes_before_count && word >= kProgress && word < kData);
     if (!broken) drain();
   }
-  void put_data(const Pending& bytes);
+  void delay(const Pending& stored);
+  void check_data(const Pending& bytes);
+  /// What this actor finds there: its own stores at once.
+  std::uint64_t seen(Cell cell) const;
   void check_store(Cell cell);
   void check_cas(Cell cell, std::uint64_t from, std::uint64_t to);
   void check_edge(unsigned half, HalfWord from, HalfWord to);

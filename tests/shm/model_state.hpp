@@ -14,8 +14,8 @@ inline constexpr unsigned kSlots = 2;
 inline constexpr unsigned kDataCells = 2;  ///< per half: enough to be torn
 inline constexpr unsigned kActorsMax = 5;
 inline constexpr unsigned kLogMax = 48;
-inline constexpr unsigned kPendingMax = kHalves * kDataCells;  ///< one for each place: a second waits for the first
-inline constexpr unsigned kInfo = 3;  ///< words of info that the model has: epoch, number, writers
+inline constexpr unsigned kPendingMax = 4;  ///< one more waits until the oldest is seen
+inline constexpr unsigned kInfo = 3;        ///< words of info that the model has: epoch, number, writers
 
 /// Shared words, by index.
 enum Cell : unsigned {
@@ -47,12 +47,11 @@ struct Locals {
 };
 static_assert(sizeof(Locals) == 16);
 
-/// Bytes that a writer has stored and that others do not see yet.
+/// What a process has stored and others do not see yet.
 struct Pending {
-  std::uint8_t half = 0;
-  std::uint8_t cell = 0;
-  std::uint32_t value = 0;
-  std::uint64_t sequence = 0;  ///< of the fill that they are for
+  std::uint64_t cell = 0;
+  std::uint64_t value = 0;
+  std::uint64_t sequence = 0;  ///< bytes: of the fill that they are for
 };
 
 struct Actor {

@@ -91,7 +91,8 @@ Violation take(const Config& config, const Rules& rules, State& s, unsigned acto
   auto& a = s.actor[actor];
   Memory memory(s, actor, rules, config.delays_bytes);
   // A death is seen, and another program begins, only after all that the process stored.
-  if (action == Action::drain || action == Action::kill || action == Action::exec) memory.drain();
+  if (action == Action::kill || action == Action::exec) memory.drain();
+  if (action == Action::drain) memory.drain_one();
   if (action == Action::drain) return memory.violation();
   if (action >= Action::kill) {
     fault(config, s, actor, action);

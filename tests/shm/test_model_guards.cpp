@@ -54,6 +54,7 @@ const Mutant kMutants[] = {
     {"ReadBeforeRecheck", Guard::read_before_recheck, delayed<local_reader>, Violation::torn},
     {"BytesBeforeCount", Guard::bytes_before_count, delayed<reads_while_written>, Violation::wrong_write},
     {"BytesBeforeWords", Guard::bytes_before_words, delayed<one_writer>, Violation::torn},
+    {"WordsInTotalOrder", Guard::words_in_total_order, two_writers_abort, Violation::wrong_write},
 };
 INSTANTIATE_TEST_SUITE_P(Model, BrokenGuard, ::testing::ValuesIn(kMutants),
                          [](const auto& mutant) { return std::string(mutant.param.name); });
