@@ -6,6 +6,7 @@ Control only, plain JSON; weights never travel here. Every call has a deadline. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.error
@@ -95,20 +96,38 @@ class VllmServer:
     def update(self, version: int, timeout: float) -> None:
         end = time.monotonic() + timeout
         info = {"version": version, "verify": self.verify, "deadline_ms": round(timeout * 1000)}
-        self.http.post("/start_weight_update", timeout=timeout)
-        try:
-            self.http.post("/update_weights", {"update_info": info}, timeout=left(end))
-        except Error:
-            # A rank that failed has closed its session, the others have not; without this they refuse the next start.
-            try:
-                self.http.post("/finish_weight_update", timeout=max(1.0, left(end)))
-            except Error:
-                pass
-            raise
-        self.http.post("/finish_weight_update", {"weight_version": str(version)}, timeout=max(1.0, left(end)))
+
+        def finish(label: str | None = None) -> None:
+            given = None if label is None else {"weight_version": label}
+            self.http.post("/finish_weight_update", given, timeout=max(1.0, left(end)))
+
+        vllm_session(
+            lambda: self.http.post("/start_weight_update", timeout=timeout),
+            lambda: self.http.post("/update_weights", {"update_info": info}, timeout=left(end)),
+            finish,
+            str(version),
+        )
 
     def resume(self, timeout: float) -> None:
         self.http.post("/resume", timeout=timeout)
+
+
+def vllm_session(
+    start: Callable[[], object],
+    update: Callable[[], object],
+    finish: Callable[[str | None], None],
+    label: str,
+) -> None:
+    """One update of vLLM. Raises what the calls raise; then all ranks take the next one."""
+    start()
+    try:
+        update()
+    except Exception:
+        # A rank that failed has closed its session, the others have not; without this they refuse the next start.
+        with contextlib.suppress(Exception):
+            finish(None)
+        raise
+    finish(label)
 
 
 class SglangServer:

@@ -17,7 +17,17 @@ def register() -> None:
             WeightTransferEngineFactory.register_engine(
                 BACKEND, "deltasync.engines.vllm_engine", "DeltasyncWeightTransferEngine"
             )
+        register_trainer()
     except Exception as error:
         logging.getLogger("deltasync.engines").warning(
             "this vLLM does not take deltasync as a weight transfer back end (0.28 or later is needed): %r", error
         )
+
+
+def register_trainer() -> None:
+    """Makes it known to ``WeightTransferTrainerFactory``, in a release of vLLM that has one."""
+    from vllm.distributed import weight_transfer
+
+    factory = getattr(weight_transfer, "WeightTransferTrainerFactory", None)
+    if factory is not None and BACKEND not in factory._registry:
+        factory.register_engine(BACKEND, "deltasync.engines.vllm_trainer", "DeltasyncTrainerWeightTransferEngine")
