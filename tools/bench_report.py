@@ -61,8 +61,10 @@ ROWS = (
     Row("colocated", 0.01, "full_ratio_to_memcpy", "`colocated` full, copies", "≤ 1.2"),
     Row("colocated", 0.01, "delta_ratio_to_memcpy", "`colocated` 1%, copies", "≤ 0.6"),
     Row("full", 0.01, "ratio_to_limit", "`full`, of the limit", "≥ 0.9"),
+    Row("full", 0.01, "ratio_to_digested_limit", "`full`, of the limit with digests", ""),
     Row("e2e", 0.01, "ratio_to_memcpy", "`e2e`, copies", "≤ 4"),
     Row("tensors", 0.01, "ratio_to_limit", "`tensors`, of copying and comparing", ""),
+    Row("tensors", 0.01, "over_bytes_ms", "`tensors`, ms over the same bytes in one", "≤ 5"),
 )
 
 PEERS = key_of("baseline", 0.01)  # what others publish, beside one copy

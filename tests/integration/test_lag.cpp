@@ -111,8 +111,8 @@ TEST_F(Lags, TheAgentHearsOfAFailureAndOfItsEnd) {
   auto staged = receiver->pull({}, test_deadline());
   ASSERT_TRUE(staged);
   EXPECT_FALSE((*staged)->commit(Deadline::after(std::chrono::milliseconds(-1))));
-  EXPECT_TRUE(hears({}, "the deadline has passed"));
-  EXPECT_NE(lag(*receiver).last_error.find("the deadline has passed"), std::string::npos);
+  EXPECT_TRUE(hears({}, "deadline passed while beginning the commit"));
+  EXPECT_NE(lag(*receiver).last_error.find("deadline passed while beginning the commit"), std::string::npos);
   EXPECT_EQ(metric("deltasync_receivers_failing"), 1);
   ASSERT_TRUE((*staged)->commit());
   EXPECT_TRUE(hears(served()->version.id));

@@ -144,7 +144,7 @@ def test_vllms_client_makes_the_calls_and_a_failed_update_ends_its_session(init,
     change(weights, 3)
     engine.send_weights()
     assert (server.label, engine.report.version.number) == ("3", 3)
-    got = server.receiver.tensors()
+    got = dict(server.receiver.tensors())
     assert all(torch.equal(got[name].view(torch.int16), w.view(torch.int16)) for name, w in weights.items())
 
 
@@ -166,7 +166,7 @@ def test_an_init_that_fails_leaves_no_agent(init, server, segment_name):
     with pytest.raises(Exception, match="500"):
         init(HTTPVLLMWeightSyncClient(server.url), Gathered(weights))
     with deltasync.WeightManager(weights, name=segment_name) as manager:  # the name is free
-        manager.offload()
+        manager.offload(weights)
 
 
 @pytest.mark.parametrize("check", ["fsdp", "gathered", "ranks"])

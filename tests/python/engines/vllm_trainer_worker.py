@@ -71,7 +71,7 @@ def expect(client, number, tensors):
         assert client.calls == 0
         return
     assert client.label == str(number)
-    got = client.receiver.tensors()
+    got = dict(client.receiver.tensors())
     assert got.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(got[name], tensor), name
