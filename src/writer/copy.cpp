@@ -74,7 +74,7 @@ Copier::InUse Copier::form() const {
 
 void Copier::copy(std::span<const CopyJob> jobs) {
   parts_.clear();
-  pieces_.clear();
+  tasks_.clear();
   std::uint64_t bytes = 0;
   for (const CopyJob& job : jobs) bytes += job.bytes();
   const auto chunk = static_cast<std::size_t>(
@@ -86,15 +86,15 @@ void Copier::copy(std::span<const CopyJob> jobs) {
       append(jobs, i, chunk);
     }
   }
-  const auto copy_one = [&](std::uint64_t index, unsigned) { copy_piece(jobs, pieces_[index]); };
-  if (bytes >= kParallelBytesMin) return pool_.run(pieces_.size(), copy_one);
-  for (std::size_t p = 0; p < pieces_.size(); ++p) copy_one(p, 0);
+  const auto copy_one = [&](std::uint64_t index, unsigned) { copy_task(jobs, tasks_[index]); };
+  if (bytes >= kParallelBytesMin) return pool_.run(tasks_.size(), copy_one);
+  for (std::size_t p = 0; p < tasks_.size(); ++p) copy_one(p, 0);
 }
 
 /// A large job, as groups of rows, or as parts of a row where rows are long.
 void Copier::cut(const CopyJob& job, std::size_t chunk) {
   const auto add = [this](const CopyJob& part) {
-    pieces_.push_back(
+    tasks_.push_back(
         {parts_.size(), parts_.size() + 1, part.bytes(), part.row_bytes >= kStreamBytesMin ? part.bytes() : 0, true});
     parts_.push_back(part);
   };
@@ -119,21 +119,20 @@ void Copier::cut(const CopyJob& job, std::size_t chunk) {
 
 /// A small job, to the ones before it as long as they are less than a chunk.
 void Copier::append(std::span<const CopyJob> jobs, std::size_t i, std::size_t chunk) {
-  if (pieces_.empty() || pieces_.back().is_part || pieces_.back().bytes >= chunk)
-    pieces_.push_back({i, i, 0, 0, false});
-  Piece& run = pieces_.back();
+  if (tasks_.empty() || tasks_.back().is_part || tasks_.back().bytes >= chunk) tasks_.push_back({i, i, 0, 0, false});
+  Task& run = tasks_.back();
   run.end = i + 1;
   run.bytes += jobs[i].bytes();
   if (flat(jobs[i]).row_bytes >= kRunStreamBytesMin) run.streamed += jobs[i].bytes();
 }
 
 /// On the calling thread. Each thread orders its own stores, before the pool's lock hands them over.
-void Copier::copy_piece(std::span<const CopyJob> jobs, const Piece& piece) noexcept {
-  const std::span<const CopyJob> all = piece.is_part ? std::span<const CopyJob>(parts_) : jobs;
-  FormChoice& choice = piece.is_part ? long_rows_ : short_rows_;
-  const std::size_t stream_min = piece.is_part ? kStreamBytesMin : kRunStreamBytesMin;
-  choice.run(static_cast<std::size_t>(piece.streamed), steady_, [&](unsigned form) {
-    for (std::size_t i = piece.first; i < piece.end; ++i) copy_rows(copy_forms()[form], all[i], stream_min);
+void Copier::copy_task(std::span<const CopyJob> jobs, const Task& task) noexcept {
+  const std::span<const CopyJob> all = task.is_part ? std::span<const CopyJob>(parts_) : jobs;
+  FormChoice& choice = task.is_part ? long_rows_ : short_rows_;
+  const std::size_t stream_min = task.is_part ? kStreamBytesMin : kRunStreamBytesMin;
+  choice.run(static_cast<std::size_t>(task.streamed), steady_, [&](unsigned form) {
+    for (std::size_t i = task.first; i < task.end; ++i) copy_rows(copy_forms()[form], all[i], stream_min);
     copy_fence();
   });
 }

@@ -30,7 +30,7 @@ class Copier {
   /// `threads` ≥ 1, the caller included; those that it starts are named after `name`.
   Copier(unsigned threads, const std::string& name);
 
-  /// Returns when all bytes are in place and ordered before anything that the caller stores next. All pieces go to the
+  /// Returns when all bytes are in place and ordered before anything that the caller stores next. All of it goes to the
   /// threads at once; less than kParallelBytesMin stays on the calling one. No source and no other destination may
   /// overlap a destination.
   void copy(std::span<const CopyJob> jobs);
@@ -49,7 +49,7 @@ class Copier {
 
  private:
   /// What one thread does at a time: a part of a large job, or a run of small jobs, which share one fence.
-  struct Piece {
+  struct Task {
     std::size_t first;  ///< of the parts, or of the jobs, as the next one
     std::size_t end;
     std::uint64_t bytes;
@@ -58,14 +58,14 @@ class Copier {
   };
   void cut(const CopyJob& job, std::size_t chunk);
   void append(std::span<const CopyJob> jobs, std::size_t i, std::size_t chunk);
-  void copy_piece(std::span<const CopyJob> jobs, const Piece& piece) noexcept;
+  void copy_task(std::span<const CopyJob> jobs, const Task& task) noexcept;
 
   ThreadPool pool_;
   FormChoice long_rows_;
   FormChoice short_rows_;  ///< of many small jobs: no pages side by side
   bool steady_ = false;
   std::vector<CopyJob> parts_;  ///< of the jobs that are copied, as the next one; they keep their memory
-  std::vector<Piece> pieces_;
+  std::vector<Task> tasks_;
 };
 
 /// A copy in one form on the calling thread, ordered as copy() orders it.
