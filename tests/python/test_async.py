@@ -10,6 +10,21 @@ import pytest
 from deltasync import errors
 
 
+def test_an_update_is_to_the_newest_whatever_is_staged(segment_name: str) -> None:
+    weights = {"w": np.ones((8, 8), np.float32)}
+
+    async def run(manager: deltasync.WeightManager) -> None:
+        async with await deltasync.AsyncReceiver.connect(manager.endpoint) as receiver:
+            assert (await receiver.prepare()).version.number == 1
+            manager.offload(weights)
+            manager.wait_ready()
+            assert (await receiver.update()).version.number == 2
+
+    with deltasync.WeightManager(weights, name=segment_name) as manager:
+        manager.offload(weights)
+        asyncio.run(run(manager))
+
+
 def test_versions_come_while_the_loop_runs(segment_name: str) -> None:
     weights = {"w": np.ones((8, 8), np.float32)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,24 @@ def snapshot(directory: Path, **changes: Any) -> Path:
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     safetensors.save_file(kept, directory / "model.safetensors")
     return directory
+
+
+def test_a_directory_by_asyncio(segment_name: str, tmp_path: Path) -> None:
+    trained, served = model(1.0), model(0.0)
+
+    async def run(endpoint: str) -> None:
+        async with await deltasync.AsyncReceiver.connect(endpoint, module=served) as receiver:
+            for last in (await receiver.prepare(directory=directory), await receiver.update(directory=directory)):
+                assert last.version.label == str(directory)
+            with pytest.raises(errors.InvalidArgument, match="not both"):
+                await receiver.update(1, directory=directory)
+
+    directory = snapshot(tmp_path)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        asyncio.run(run(manager.endpoint))
+    expected = safetensors.load_file(directory / "model.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in served.state_dict().items())
 
 
 @pytest.mark.parametrize("policy", ["stage", "in_place"])

@@ -92,6 +92,14 @@ class Pulls:
             prepared = self.staged  # its pause has ended between the two looks: what goes on is staged by now
         return self.begin(version, end, newer=False), True
 
+    def to_update(self, asked: Asked, end: float) -> tuple[Prepared, bool]:
+        """What update() commits: as join(), but nothing that was staged of what may be another one by now."""
+        staged = self.staged
+        newest_again = asked is None and staged is not None and staged.done and not self.background
+        if newest_again or isinstance(asked, Path):
+            return self.begin(asked, end, newer=False), True
+        return self.join(asked, end)
+
     def begin_next(self) -> None:
         """In the background."""
         self.begin(None, math.inf, newer=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ._deadlines import end_of
+from ._deadlines import end_of, left
 from ._native import Layout, PlacementPlan, Version
 from ._progress import ProgressLike, Watch
 from ._pulls import PAUSE_LOOK_S
+from ._versions import Asked, asked_of
 from .errors import Cancelled
-from .prepared import Lag, PullReport, RepairReport, TileMismatch
+from .prepared import Lag, Prepared, PullReport, RepairReport, TileMismatch
 from .rollout import Receiver
 
 _T = TypeVar("_T")
@@ -53,14 +55,22 @@ class AsyncReceiver:
         self,
         version: int | str | Version | None = None,
         *,
+        directory: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         progress: ProgressLike = False,
     ) -> PullReport:
-        """Returns once the version is staged and verified; commit() makes it visible. ``progress``: see
+        """Returns once the version is staged and verified; commit() makes it visible. ``directory``, ``progress``: see
         :meth:`Receiver.prepare`; a callable is called on a thread of its own, not in the loop."""
-        begin = time.monotonic()
         end = end_of("prepare", timeout, self.receiver.timeout)
-        prepared, own = self.receiver._pulls.join(version, end)
+        asked = asked_of("prepare", version, directory)
+        pulls = self.receiver._pulls
+        begun = (pulls.begin(asked, end, newer=False), True) if directory is not None else pulls.join(asked, end)
+        return await self._staged(asked, *begun, end, progress)
+
+    async def _staged(
+        self, asked: Asked, prepared: Prepared, own: bool, end: float, progress: ProgressLike
+    ) -> PullReport:
+        began = time.monotonic()
         watch = Watch(self.receiver, prepared, progress)
         try:
             while True:
@@ -68,7 +78,7 @@ class AsyncReceiver:
                 pull.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which wait() tells
                 await asyncio.wait([pull], timeout=prepared._patience(end))
                 if not prepared.done:
-                    raise await asyncio.to_thread(self.receiver._pulls.late, version, end - begin)
+                    raise await asyncio.to_thread(self.receiver._pulls.late, asked, end - began)
                 try:
                     report = prepared.wait()
                     if not prepared.over or prepared._paused_for is None:
@@ -78,7 +88,7 @@ class AsyncReceiver:
                         raise
                 while (follower := self.receiver._pulls.after_pause(prepared)) is None:
                     if time.monotonic() > end:
-                        raise await asyncio.to_thread(self.receiver._pulls.late, version, end - begin)
+                        raise await asyncio.to_thread(self.receiver._pulls.late, asked, end - began)
                     await asyncio.sleep(PAUSE_LOOK_S)
                 prepared = follower
         except asyncio.CancelledError:
@@ -96,12 +106,15 @@ class AsyncReceiver:
         self,
         version: int | str | Version | None = None,
         *,
+        directory: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         progress: ProgressLike = False,
     ) -> PullReport:
         """See :meth:`Receiver.update`, and :meth:`prepare` for ``progress``."""
-        await self.prepare(version, timeout=timeout, progress=progress)
-        return await self.commit(timeout=timeout)
+        end = end_of("update", timeout, self.receiver.timeout)
+        asked = asked_of("update", version, directory)
+        await self._staged(asked, *self.receiver._pulls.to_update(asked, end), end, progress)
+        return await self.commit(timeout=left(end))
 
     async def rollback(self) -> Version | None:
         """See :meth:`Receiver.rollback`."""

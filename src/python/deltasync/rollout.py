@@ -197,14 +197,7 @@ class Receiver:
         ``up_to_date``, or, with ``background``, waits for a newer one. ``up_to_date`` is about what was committed: what
         somebody has overwritten in the memory since, only attest() finds. ``progress``: see :meth:`prepare`."""
         end = end_of("update", timeout, self.timeout)
-        asked = asked_of("update", version, directory)
-        staged = self._pulls.staged
-        if directory is not None:  # which may have changed
-            prepared = self._pulls.begin(asked, end, newer=False)
-        elif asked is None and staged is not None and staged.done and not self._pulls.background:
-            prepared = self._pulls.begin(None, end, newer=False)  # there may be a newer one by now
-        else:
-            prepared, _ = self._pulls.join(asked, end)
+        prepared, _ = self._pulls.to_update(asked_of("update", version, directory), end)
         with Watch(self, prepared, progress):
             return self._pulls.commit_over_pauses(prepared, end)
 
