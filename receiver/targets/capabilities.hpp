@@ -193,9 +193,11 @@ class RegisteredHostMemory {
 /// Its devices read host memory of others where it is.
 class CanBorrow {
  public:
-  /// Lets them read this memory, which begins a page. Never null. Takes long for much memory. no_space or io: a device
-  /// refuses it; timed_out, cancelled.
-  virtual Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until) = 0;
+  /// Lets them read this memory, which begins a page, and which `keeper` has mapped for as long as their drivers know
+  /// it. Never null. Takes long for much memory. no_space or io: a device refuses it; timed_out, cancelled.
+  virtual Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory,
+                                                             std::shared_ptr<const void> keeper,
+                                                             const CallContext& until) = 0;
   /// put_tile for tiles of which kept() has the ranks [first, end), while a full update is open that goes to live
   /// memory. They are contiguous in lent memory, from `rows` on, each without gaps and from a multiple of
   /// kTileAlignment; and stay there, unchanged, until the update is committed or discarded.

@@ -1,70 +1,18 @@
 #include "gpu/cuda_device.hpp"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "gpu/cuda_guards.hpp"
 #include "gpu/cuda_launch.hpp"
+#include "gpu/ends_later.hpp"
 #include "gpu/kept_pinned.hpp"
+#include "gpu/registrations.hpp"
 
 namespace deltasync::gpu {
 namespace {
-
-/// A thread that never chose a device has no context, and to set it "back" to device 0 would make one there.
-bool thread_has_context() {
-  using GetCurrent = CUresult (*)(CUcontext*);
-  static const GetCurrent get_current = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuCtxGetCurrent", &function, cudaEnableDefault, &found);
-#endif
-    const bool is_there = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-    return is_there ? reinterpret_cast<GetCurrent>(function) : nullptr;
-  }();
-  CUcontext context = nullptr;
-  return get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr;
-}
-
-/// Where nobody can be told: an engine that asks for its last error would take it for its own.
-void forget(cudaError_t error) {
-  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-}
-
-/// The calling thread's current device is the engine's business: it is set back. Meanwhile its calls do not end a graph
-/// capture that the engine has begun on another thread.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int ordinal) {
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
-    if (thread_has_context()) {
-      error_ = cudaGetDevice(&before_);
-      if (error_ != cudaSuccess || before_ == ordinal) return;
-      set_back_ = true;
-    }
-    error_ = cudaSetDevice(ordinal);
-  }
-  ~CurrentDevice() {
-    if (set_back_) forget(cudaSetDevice(before_));
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
-  /// Nothing may be done on the device after one.
-  cudaError_t error() const noexcept { return error_; }
-
- private:
-  cudaStreamCaptureMode capture_ = cudaStreamCaptureModeRelaxed;
-  int before_ = 0;
-  bool set_back_ = false;
-  cudaError_t error_ = cudaSuccess;
-};
 
 /// In CUDA's own words.
 std::string words_of(cudaError_t error) {
@@ -74,8 +22,8 @@ std::string words_of(cudaError_t error) {
 std::string words_of_old_driver() {
   int driver = 0;
   int runtime = 0;
-  forget(cudaDriverGetVersion(&driver));
-  forget(cudaRuntimeGetVersion(&runtime));
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  static_cast<void>(cudaRuntimeGetVersion(&runtime));
   if (driver == 0) return "there is no driver";
   const auto words = [](int version) {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -84,14 +32,20 @@ std::string words_of_old_driver() {
          ": install a newer driver, or a build for CUDA " + std::to_string(driver / 1000);
 }
 
+/// On the thread for what waits for all devices: nobody's calls, and nobody to be told.
+cudaError_t end_on_device(int ordinal, cudaError_t (*end)(void*), void* data) {
+  const CurrentDevice current(ordinal);
+  return current.error() != cudaSuccess ? current.error() : end(data);
+}
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
   ~CudaDevice() override {
     if (pool_ == nullptr) return;
     const CurrentDevice current(ordinal_);
-    forget(cudaStreamDestroy(memory_stream_));
-    forget(cudaMemPoolDestroy(pool_));
+    static_cast<void>(cudaStreamDestroy(memory_stream_));
+    static_cast<void>(cudaMemPoolDestroy(pool_));
   }
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -103,7 +57,7 @@ class CudaDevice final : public Device {
   const std::string& name() const override { return name_; }
   Result<Memory> allocate(std::uint64_t bytes) override;
   Result<Memory> pin(std::uint64_t bytes) override;
-  Result<Memory> register_host(std::byte* data, std::uint64_t bytes) override;
+  Result<Memory> register_host(std::byte* data, std::uint64_t bytes, std::shared_ptr<const void> keeper) override;
   Result<std::unique_ptr<Stream>> make_stream() override;
   Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) override;
   Result<std::unique_ptr<Event>> make_event() override;
@@ -112,34 +66,41 @@ class CudaDevice final : public Device {
   /// The call's error, with its name; `bytes` too unless it is about none.
   Status check(cudaError_t error, const char* call, std::uint64_t bytes = 0) const {
     if (error == cudaSuccess) return {};
-    static_cast<void>(cudaGetLastError());  // it is told here: an engine that asks later would take it for its own
     std::string what = name_ + ": " + call;
     if (bytes != 0) what += " of " + std::to_string(bytes) + " bytes";
     return Error(error == cudaErrorMemoryAllocation ? Errc::no_space : Errc::io, what + ": " + words_of(error));
   }
+  /// A copy of memory that is not pinned would wait for all that the stream has, without a deadline.
+  Status check_pinned(const std::byte* host) const {
+    cudaPointerAttributes found{};
+    DS_TRY(check(cudaPointerGetAttributes(&found, host), "cudaPointerGetAttributes"));
+    if (found.type == cudaMemoryTypeHost) return {};
+    return Error(Errc::io, name_ + ": somebody else has ended the registration of host memory that is copied");
+  }
 
  protected:
   void give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept override {
-    if (kind == Memory::Kind::pinned) return KeptPinned::of_process().keep(data, bytes);
-    const CurrentDevice current(ordinal_);
-    const cudaError_t error = current.error() != cudaSuccess ? current.error() : free(kind, data);
-    if (error == cudaSuccess) return;
-    static_cast<void>(cudaGetLastError());  // as in check()
-    log::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name_, words_of(error));
+    switch (kind) {
+      case Memory::Kind::pinned: return KeptPinned::of_process().keep(data, bytes);
+      case Memory::Kind::registered: return Registrations::of_process().remove(data);
+      case Memory::Kind::device: return free(data);
+    }
   }
 
  private:
-  cudaError_t free(Memory::Kind kind, std::byte* data) noexcept {
-    switch (kind) {
-      case Memory::Kind::registered: return cudaHostUnregister(data);
-      case Memory::Kind::pinned:  // kept
-      case Memory::Kind::borrowed: return cudaSuccess;
-      case Memory::Kind::device: break;
+  // cudaFree() waits for all that runs on the device, an engine's work among it, without a deadline.
+  void free(std::byte* data) noexcept {
+    const auto warn = [name = name_](cudaError_t error) {
+      if (error != cudaSuccess) log::warn("gpu cannot_give_back device=\"{}\" why=\"{}\"", name, words_of(error));
+    };
+    if (pool_ == nullptr) {
+      EndsLater::of_process().put([=, ordinal = ordinal_] { warn(end_on_device(ordinal, cudaFree, data)); });
+      return;
     }
-    // cudaFree() would wait for all that runs on the device, an engine's work among it, without a deadline.
-    if (pool_ == nullptr) return cudaFree(data);
-    const cudaError_t error = cudaFreeAsync(data, memory_stream_);
-    return error == cudaSuccess ? settle_memory() : error;
+    const CurrentDevice current(ordinal_);
+    cudaError_t error = current.error();
+    if (error == cudaSuccess) error = cudaFreeAsync(data, memory_stream_);
+    warn(error == cudaSuccess ? settle_memory() : error);
   }
   /// Nothing but memory's coming and going is in that stream. Gives the device what the pool has free, too.
   cudaError_t settle_memory() const noexcept { return cudaStreamSynchronize(memory_stream_); }
@@ -153,19 +114,19 @@ class CudaDevice final : public Device {
 class CudaEvent final : public Event {
  public:
   CudaEvent(const CudaDevice& device, cudaEvent_t event) : device_(device), event_(event) {}
-  ~CudaEvent() override { forget(cudaEventDestroy(event_)); }
+  ~CudaEvent() override {
+    const LastError last_error;
+    static_cast<void>(cudaEventDestroy(event_));
+  }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   Result<bool> done() override {
     const CurrentDevice current(device_.ordinal());
     DS_TRY(device_.check(current.error(), "cudaSetDevice"));
-    const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());
-      return false;
-    }
-    DS_TRY(device_.check(state, "cudaEventQuery"));
+    const cudaError_t state = query_event(event_);
+    if (state == cudaErrorNotReady) return false;
+    DS_TRY(device_.check(state, "cuEventQuery"));
     return true;
   }
   cudaEvent_t raw() const noexcept { return event_; }
@@ -180,7 +141,8 @@ class CudaStream final : public Stream {
   CudaStream(const CudaDevice& device, cudaStream_t stream, bool own) : device_(device), stream_(stream), own_(own) {}
   ~CudaStream() override {
     // Returns at once; the driver ends the stream when its work is done.
-    if (own_) forget(cudaStreamDestroy(stream_));
+    const LastError last_error;
+    if (own_) static_cast<void>(cudaStreamDestroy(stream_));
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -207,6 +169,7 @@ class CudaStream final : public Stream {
     }
     const CurrentDevice current(device_.ordinal());
     DS_TRY(device_.check(current.error(), "cudaSetDevice"));
+    DS_TRY(device_.check_pinned(host));
     return device_.check(cudaMemcpy2DAsync(host, static_cast<std::size_t>(host_stride), device,
                                            static_cast<std::size_t>(device_stride), static_cast<std::size_t>(row_bytes),
                                            static_cast<std::size_t>(rows), cudaMemcpyDeviceToHost, stream_),
@@ -245,10 +208,8 @@ class CudaStream final : public Stream {
     DS_TRY(device_.check(current.error(), "cudaSetDevice"));
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t error = cudaStreamIsCapturing(stream_, &status);
-    if (error == cudaErrorStreamCaptureImplicit) {  // the default stream, while another is captured that waits for it
-      static_cast<void>(cudaGetLastError());
-      return true;
-    }
+    // The default stream, while another is captured that waits for it.
+    if (error == cudaErrorStreamCaptureImplicit) return true;
     DS_TRY(device_.check(error, "cudaStreamIsCapturing"));
     return status != cudaStreamCaptureStatusNone;
   }
@@ -260,6 +221,7 @@ class CudaStream final : public Stream {
     if (bytes == 0) return {};
     const CurrentDevice current(device_.ordinal());
     DS_TRY(device_.check(current.error(), "cudaSetDevice"));
+    DS_TRY(device_.check_pinned(kind == cudaMemcpyHostToDevice ? from : to));
     return device_.check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream_), "cudaMemcpyAsync",
                          bytes);
   }
@@ -286,7 +248,7 @@ Status CudaDevice::make_pool() {
   if (made.ok()) {
     memory_stream_ = stream;
   } else {
-    forget(cudaStreamDestroy(stream));
+    static_cast<void>(cudaStreamDestroy(stream));
   }
   return made;
 }
@@ -316,24 +278,27 @@ Result<Memory> CudaDevice::pin(std::uint64_t bytes) {
   return Memory(*this, Memory::Kind::pinned, static_cast<std::byte*>(data), bytes);
 }
 
-Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes) {
-  const CurrentDevice current(ordinal_);
-  DS_TRY(check(current.error(), "cudaSetDevice"));
-  // Portable: for all devices of the process. The second device finds it done.
-  const cudaError_t error = cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
-  if (error == cudaErrorHostMemoryAlreadyRegistered) {
-    forget(error);  // or the next launch would report it
-    for (const std::byte* const end : {data, data + bytes - 1}) {
-      cudaPointerAttributes found{};
-      DS_TRY(check(cudaPointerGetAttributes(&found, end), "cudaPointerGetAttributes"));
-      if (found.type == cudaMemoryTypeHost) continue;
-      // Copies across its edge would be refused in the middle of an update.
-      return Error(Errc::io, name_ + ": somebody else has registered a part of these " + std::to_string(bytes) +
-                                 " bytes of host memory with CUDA");
+Result<Memory> CudaDevice::register_host(std::byte* data, std::uint64_t bytes, std::shared_ptr<const void> keeper) {
+  const auto begin = [&]() -> Status {
+    const CurrentDevice current(ordinal_);
+    DS_TRY(check(current.error(), "cudaSetDevice"));
+    // Portable: for all devices of the process.
+    const cudaError_t error = cudaHostRegister(data, static_cast<std::size_t>(bytes), cudaHostRegisterPortable);
+    if (error != cudaErrorHostMemoryAlreadyRegistered) return check(error, "cudaHostRegister", bytes);
+    // In part, so that a copy fails in the middle; or for as long as somebody likes.
+    return Error(Errc::io, name_ + ": somebody else has registered a part of these " + std::to_string(bytes) +
+                               " bytes of host memory with CUDA, or all of them");
+  };
+  const auto end = [name = name_, ordinal = ordinal_, data]() -> Status {
+    const cudaError_t error = end_on_device(ordinal, cudaHostUnregister, data);
+    if (error == cudaSuccess) return {};
+    if (error != cudaErrorHostMemoryNotRegistered) {
+      return Error(Errc::io, name + ": cudaHostUnregister: " + words_of(error));
     }
-    return Memory(*this, Memory::Kind::borrowed, data, bytes);
-  }
-  DS_TRY(check(error, "cudaHostRegister", bytes));
+    log::warn("gpu registration_ended_by_others device=\"{}\"", name);
+    return {};
+  };
+  DS_TRY(Registrations::of_process().add(name_, data, bytes, std::move(keeper), begin, end));
   return Memory(*this, Memory::Kind::registered, data, bytes);
 }
 
@@ -361,10 +326,10 @@ Result<std::unique_ptr<Event>> CudaDevice::make_event() {
 }  // namespace
 
 Result<std::int32_t> cuda_device_count() {
+  const LastError last_error;
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
-    forget(error);
     const std::string why = error == cudaErrorInsufficientDriver ? words_of_old_driver() : words_of(error);
     return Error(Errc::unsupported, "no CUDA device: " + why);
   }
@@ -379,18 +344,17 @@ Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal, Use use) 
   if (ordinal < 0 || ordinal >= *count) {
     return Error(Errc::unsupported, name + ": there are " + std::to_string(*count) + " CUDA devices");
   }
+  const LastError last_error;
   cudaDeviceProp properties{};
   const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
-  if (error != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return Error(Errc::io, name + ": cudaGetDeviceProperties: " + words_of(error));
-  }
+  if (error != cudaSuccess) return Error(Errc::io, name + ": cudaGetDeviceProperties: " + words_of(error));
   auto device = std::make_unique<CudaDevice>(ordinal, name + " (" + properties.name + ")");
   if (use == Use::kernels) {
     const CurrentDevice current(ordinal);
     DS_TRY(device->check(current.error(), "cudaSetDevice"));
     DS_TRY(device->check(load_kernels(), "cudaFuncGetAttributes, to load the kernels"));
     DS_TRY(device->make_pool());
+    DS_TRY(EndsLater::of_process().start());
   }
   return std::unique_ptr<Device>(std::move(device));
 }

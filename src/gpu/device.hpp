@@ -27,7 +27,6 @@ class Memory {
     device,
     pinned,
     registered,
-    borrowed,  ///< registered by somebody else, who ends that
   };
 
   Memory() = default;
@@ -114,9 +113,10 @@ class Device {
   /// Host memory; no_space.
   virtual Result<Memory> pin(std::uint64_t bytes) = 0;
   /// Lets the device copy from and to host memory that is there already, as if it were pinned, until what is returned
-  /// is given back; the host memory outlives that. Registered already, for another device: until that ends. Takes long
-  /// for much memory. `data` begins a page.
-  virtual Result<Memory> register_host(std::byte* data, std::uint64_t bytes) = 0;
+  /// is given back. That may be later than this returns, behind all that runs on a device: `keeper` has the host memory
+  /// mapped until then, or it is for as long as the process lives. Other devices register the same for themselves. io
+  /// if somebody else has registered any of it. Takes long for much memory. `data` begins a page.
+  virtual Result<Memory> register_host(std::byte* data, std::uint64_t bytes, std::shared_ptr<const void> keeper) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   /// The stream goes on when what is returned here ends.
   virtual Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) = 0;

@@ -157,10 +157,11 @@ Status FakeStream::wait_for(Event& event) {
   return device_.put_locked(stream_, {nullptr, fake.mark_, {}, 0});
 }
 
-/// Host memory is registered with the process, for all devices; who comes first ends that.
+/// Host memory is registered with the process, for all devices; the last one ends that.
 struct FakeDevice::Host {
   std::mutex mutex;  ///< taken last
   std::map<std::byte*, std::uint64_t> registered;
+  std::map<std::byte*, int> users;
   std::set<FakeDevice*> devices;
 };
 
@@ -184,7 +185,7 @@ FakeDevice::~FakeDevice() {
     const std::lock_guard lock(host().mutex);
     host().devices.erase(this);
     for (const auto& [data, bytes] : registered_) {
-      if (!is_borrowed_.contains(data)) host().registered.erase(data);
+      if (--host().users[data] == 0) host().registered.erase(data);
     }
   }
   ::munmap(arena_, kArenaBytes);
@@ -243,7 +244,8 @@ Result<Memory> FakeDevice::pin(std::uint64_t bytes) {
   return Memory(*this, Memory::Kind::pinned, data, bytes);
 }
 
-Result<Memory> FakeDevice::register_host(std::byte* data, std::uint64_t bytes) {
+Result<Memory> FakeDevice::register_host(std::byte* data, std::uint64_t bytes,
+                                         std::shared_ptr<const void> /*ended at once*/) {
   const std::lock_guard lock(mutex_);
   const std::string what = "register " + std::to_string(bytes) + " bytes of the host";
   DS_TRY(count_locked(Call::register_host, what));
@@ -253,9 +255,9 @@ Result<Memory> FakeDevice::register_host(std::byte* data, std::uint64_t bytes) {
   if (!registered_.emplace(data, bytes).second) return error(what, Errc::internal, "they are registered already");
   counts_.registered_bytes += bytes;
   const std::lock_guard of_host(host().mutex);
-  if (host().registered.emplace(data, bytes).second) return Memory(*this, Memory::Kind::registered, data, bytes);
-  is_borrowed_.insert(data);
-  return Memory(*this, Memory::Kind::borrowed, data, bytes);
+  host().registered.emplace(data, bytes);
+  ++host().users[data];
+  return Memory(*this, Memory::Kind::registered, data, bytes);
 }
 
 bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t bytes) const {
@@ -267,11 +269,13 @@ bool FakeDevice::waits_for_host_locked(const std::byte* host, std::uint64_t byte
 }
 
 void FakeDevice::release_host(std::byte* data, std::uint64_t bytes) noexcept {
-  std::set<FakeDevice*> devices;
+  std::set<FakeDevice*> devices{this};
   {
     const std::lock_guard lock(host().mutex);
-    host().registered.erase(data);
-    devices = host().devices;
+    if (--host().users[data] == 0) {
+      host().registered.erase(data);
+      devices = host().devices;
+    }
   }
   for (FakeDevice* const device : devices) {
     const std::lock_guard lock(device->mutex_);
@@ -284,9 +288,8 @@ void FakeDevice::release_host(std::byte* data, std::uint64_t bytes) noexcept {
 void FakeDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t bytes) noexcept {
   if (kind == Memory::Kind::registered) release_host(data, bytes);
   const std::lock_guard lock(mutex_);
-  if (kind == Memory::Kind::registered || kind == Memory::Kind::borrowed) {
+  if (kind == Memory::Kind::registered) {
     registered_.erase(data);
-    is_borrowed_.erase(data);
     counts_.registered_bytes -= bytes;
     return;
   }

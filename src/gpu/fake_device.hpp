@@ -39,7 +39,7 @@ class FakeDevice final : public Device {
   const std::string& name() const override { return name_; }  ///< with its seed
   Result<Memory> allocate(std::uint64_t bytes) override;
   Result<Memory> pin(std::uint64_t bytes) override;
-  Result<Memory> register_host(std::byte* data, std::uint64_t bytes) override;
+  Result<Memory> register_host(std::byte* data, std::uint64_t bytes, std::shared_ptr<const void> keeper) override;
   Result<std::unique_ptr<Stream>> make_stream() override;
   Result<std::unique_ptr<Stream>> adopt_stream(StreamHandle handle) override;
   Result<std::unique_ptr<Event>> make_event() override;
@@ -129,7 +129,7 @@ class FakeDevice final : public Device {
 
   struct Host;
   static Host& host();
-  static void release_host(std::byte* data, std::uint64_t bytes) noexcept;
+  void release_host(std::byte* data, std::uint64_t bytes) noexcept;
   // All of these need mutex_.
   Status count_locked(Call call, const std::string& what);
   Status put_locked(std::uint64_t stream, Operation operation);
@@ -159,7 +159,6 @@ class FakeDevice final : public Device {
   std::map<std::byte*, std::uint64_t> allocations_;
   std::map<std::byte*, std::uint64_t> pinned_;
   std::map<std::byte*, std::uint64_t> registered_;
-  std::set<std::byte*> is_borrowed_;  ///< of these
   std::deque<Queue> queues_;
   std::deque<std::uint64_t> engine_streams_;
   std::map<Call, std::uint64_t> faults_;

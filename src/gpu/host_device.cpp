@@ -70,8 +70,7 @@ void HostDevice::give_back(Memory::Kind kind, std::byte* data, std::uint64_t /*b
   switch (kind) {
     case Memory::Kind::device:
     case Memory::Kind::pinned: return ::operator delete(data, kAlignment);
-    case Memory::Kind::registered:
-    case Memory::Kind::borrowed: return;
+    case Memory::Kind::registered: return;
   }
 }
 

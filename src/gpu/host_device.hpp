@@ -13,7 +13,8 @@ class HostDevice final : public Device {
   const std::string& name() const override { return name_; }
   Result<Memory> allocate(std::uint64_t bytes) override { return take(Memory::Kind::device, bytes); }
   Result<Memory> pin(std::uint64_t bytes) override { return take(Memory::Kind::pinned, bytes); }
-  Result<Memory> register_host(std::byte* data, std::uint64_t bytes) override {
+  Result<Memory> register_host(std::byte* data, std::uint64_t bytes,
+                               std::shared_ptr<const void> /*nothing to end*/) override {
     return Memory(*this, Memory::Kind::registered, data, bytes);
   }
   Result<std::unique_ptr<Stream>> make_stream() override;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -17,7 +18,8 @@ class RegisteredHost {
   RegisteredHost() = default;
   /// As Device::register_host; on error none of it is. `part_bytes` is a multiple of the page size; timed_out and
   /// cancelled are looked for between parts.
-  static Result<RegisteredHost> make(Device& device, std::byte* data, std::uint64_t bytes, std::uint64_t part_bytes,
+  static Result<RegisteredHost> make(Device& device, std::byte* data, std::uint64_t bytes,
+                                     const std::shared_ptr<const void>& keeper, std::uint64_t part_bytes,
                                      const std::optional<CallContext>& until = {});
 
   /// No copy may cross from one part to the next: calls copy(at, length) for pieces of `bytes` bytes at `at` that do

@@ -39,10 +39,10 @@ struct DeviceLimits {
 /// Used by one thread at a time.
 class CopyStream {
  public:
-  /// What it copies for and through; all of it outlives this.
+  /// What it copies for and through; all of it outlives this. The driver may know the segment for longer.
   struct Surroundings {
     gpu::Device& device;
-    shm::Segment& segment;
+    std::shared_ptr<shm::Segment> segment;
     shm::WriterRole& role;
     Copier& copier;  ///< moves what went through the buffer
   };

@@ -27,8 +27,8 @@ std::unique_ptr<DeviceFinder> cuda_devices() {
   return std::make_unique<CudaDevices>();
 }
 
-Result<CopyStream*> CopyStreams::stream_for(std::int32_t ordinal, shm::Segment& segment, shm::WriterRole& role,
-                                            Copier& copier) {
+Result<CopyStream*> CopyStreams::stream_for(std::int32_t ordinal, const std::shared_ptr<shm::Segment>& segment,
+                                            shm::WriterRole& role, Copier& copier) {
   auto& copies = copy_streams_[ordinal];
   if (!copies) {
     auto opened = [&]() -> Result<std::unique_ptr<CopyStream>> {

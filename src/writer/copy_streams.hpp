@@ -25,7 +25,8 @@ class CopyStreams {
   CopyStreams(std::unique_ptr<DeviceFinder> finder, const DeviceLimits& limits)
       : finder_(std::move(finder)), limits_(limits) {}
 
-  Result<CopyStream*> stream_for(std::int32_t ordinal, shm::Segment& segment, shm::WriterRole& role, Copier& copier);
+  Result<CopyStream*> stream_for(std::int32_t ordinal, const std::shared_ptr<shm::Segment>& segment,
+                                 shm::WriterRole& role, Copier& copier);
   /// Gives back what the streams have of the segment. None is busy.
   void close() { copy_streams_.clear(); }
 

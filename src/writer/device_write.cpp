@@ -68,7 +68,7 @@ Status WriterSession::open_copy_streams(std::span<const SliceSource> batch) {
   for (const SliceSource& item : batch) {
     if (opened == item.source.device.ordinal) continue;
     opened = item.source.device.ordinal;
-    if (auto copies = copy_streams_->stream_for(*opened, *segment_, *role_, copier_); !copies) {
+    if (auto copies = copy_streams_->stream_for(*opened, segment_, *role_, copier_); !copies) {
       return std::move(copies).error().with_context("write to " + to_string(report_.version));
     }
   }
@@ -94,7 +94,7 @@ Status WriterSession::queue_runs(std::span<const SliceSource> batch, Deadline de
 
 Status WriterSession::queue_run(std::span<const SliceSource> run, Deadline deadline) {
   const Source& first = run.front().source;
-  DS_ASSIGN(CopyStream* const copies, copy_streams_->stream_for(first.device.ordinal, *segment_, *role_, copier_));
+  DS_ASSIGN(CopyStream* const copies, copy_streams_->stream_for(first.device.ordinal, segment_, *role_, copier_));
   DS_TRY(copies->follow({first.stream}));
   std::uint64_t bytes = 0;
   jobs_.clear();

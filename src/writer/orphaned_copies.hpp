@@ -15,7 +15,7 @@ namespace deltasync {
 struct OrphanedCopies {
   // Destroyed last to first.
   std::unique_ptr<SlotClaim> claim;
-  std::unique_ptr<shm::Segment> segment;
+  std::shared_ptr<shm::Segment> segment;
   std::unique_ptr<shm::WriterRole> role;
   std::unique_ptr<CopyStreams> copy_streams;
 };

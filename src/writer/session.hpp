@@ -144,7 +144,7 @@ class WriterSession final : public Writer {
   // Destroyed last to first: the copy streams give the segment back, the role aborts its fill, the segment is unmapped,
   // the agent hears goodbye.
   AgentLink link_;
-  std::unique_ptr<shm::Segment> segment_;
+  std::shared_ptr<shm::Segment> segment_;
   std::unique_ptr<shm::WriterRole> role_;
   std::unique_ptr<CopyStreams> copy_streams_;
 };

@@ -168,9 +168,9 @@ TEST(FakeDevice, HostMemoryIsReachedWhileItIsRegistered) {
   work.finish();
   EXPECT_FALSE(work.stream().copy_out(pages.data, memory.data(), 1000).ok());
   device.fail(FakeDevice::Call::register_host, 1);
-  EXPECT_EQ(device.register_host(pages.data, 4096).error().code(), Errc::no_space);
-  EXPECT_FALSE(device.register_host(pages.data + 8, 4096).ok());
-  gpu::Memory registered = *device.register_host(pages.data, 4096);
+  EXPECT_EQ(device.register_host(pages.data, 4096, {}).error().code(), Errc::no_space);
+  EXPECT_FALSE(device.register_host(pages.data + 8, 4096, {}).ok());
+  gpu::Memory registered = *device.register_host(pages.data, 4096, {});
   EXPECT_EQ(device.counts().registered_bytes, 4096u);
   EXPECT_FALSE(work.stream().copy_out(pages.data + 4096, memory.data(), 1000).ok());
   ASSERT_TRUE(work.stream().copy_out(pages.data + 100, memory.data(), 1000).ok());
@@ -188,7 +188,7 @@ TEST(FakeDevice, HostMemoryIsNotReleasedUnderACopy) {
   FakeDevice device(seeded(6));
   const Pages pages;
   const gpu::Memory memory = *device.allocate(64);
-  gpu::Memory registered = *device.register_host(pages.data, Pages::kBytes);
+  gpu::Memory registered = *device.register_host(pages.data, Pages::kBytes, {});
   const auto stream = *device.make_stream();
   device.hang(true);
   ASSERT_TRUE(stream->copy_out(pages.data + 5000, memory.data(), 64).ok());
@@ -198,26 +198,25 @@ TEST(FakeDevice, HostMemoryIsNotReleasedUnderACopy) {
   registered.release();
 }
 
-/// Registered for all devices: the first one ends that, for the others too.
+/// Registered for all devices: the last one ends that.
 TEST(FakeDevice, HostMemoryIsRegisteredOnce) {
   FakeDevice first(seeded(8));
   FakeDevice second(seeded(9));
   const Pages pages;
   const gpu::Memory memory = *second.allocate(64);
   const auto stream = *second.make_stream();
-  gpu::Memory registered = *first.register_host(pages.data, Pages::kBytes);
+  gpu::Memory registered = *first.register_host(pages.data, Pages::kBytes, {});
   EXPECT_EQ(registered.kind(), gpu::Memory::Kind::registered);
   EXPECT_FALSE(stream->copy_out(pages.data, memory.data(), 64).ok());
-  gpu::Memory borrowed = *second.register_host(pages.data, Pages::kBytes);
-  EXPECT_EQ(borrowed.kind(), gpu::Memory::Kind::borrowed);
+  gpu::Memory too = *second.register_host(pages.data, Pages::kBytes, {});
   second.hang(true);
+  registered.release();
   ASSERT_TRUE(stream->copy_out(pages.data, memory.data(), 64).ok());
-  EXPECT_DEATH(registered.release(), "let go while a copy");
+  EXPECT_DEATH(too.release(), "let go while a copy");
   second.hang(false);
   EXPECT_TRUE(second.drain());
-  registered.release();
+  too.release();
   EXPECT_FALSE(stream->copy_out(pages.data, memory.data(), 64).ok());
-  borrowed.release();
   EXPECT_EQ(second.counts().registered_bytes, 0u);
 }
 
@@ -226,7 +225,7 @@ TEST(FakeDevice, CopiesRowsThatLieApart) {
   std::vector<std::byte> bytes(100);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
   const Pages pages;
-  const gpu::Memory registered = *device.register_host(pages.data, Pages::kBytes);
+  const gpu::Memory registered = *device.register_host(pages.data, Pages::kBytes, {});
   const gpu::Memory memory = *device.allocate(bytes.size());
   Work work(device);
   work.to(memory.data(), bytes);

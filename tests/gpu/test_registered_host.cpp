@@ -26,7 +26,7 @@ class Registered : public testing::Test {
             ::mmap(nullptr, 3 * kPart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
   ~Registered() override { ::munmap(data_, 3 * kPart); }
   Result<RegisteredHost> make(const std::optional<CallContext>& until = {}) {
-    return RegisteredHost::make(device_, data_, kBytes, kPart, until);
+    return RegisteredHost::make(device_, data_, kBytes, {}, kPart, until);
   }
 
   FakeDevice device_{{}};

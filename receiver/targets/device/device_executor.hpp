@@ -83,7 +83,9 @@ class DeviceExecutor {
   /// later ones, until send_tiles() has returned it too: some tiles are not there then, and nobody knows which.
   Status put_tile(std::uint64_t rank, const std::byte* from, std::uint64_t row_stride, const CallContext& until);
   /// CanBorrow::lend and put_lent. What put_lent returns is of the calls alone; send_tiles() tells the rest.
-  Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until);
+  Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory,
+                                                     const std::shared_ptr<const void>& keeper,
+                                                     const CallContext& until);
   Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows,
                   const CallContext& until);
   /// All tiles that were put are there, or why some are not. Used by one thread, while nobody puts any.

@@ -53,8 +53,9 @@ class DeviceTarget final : public MemoryTarget,
   void end_pull() noexcept override { pull_.reset(); }
   Status wait_for_engine(const CallContext& until) override { return executor_->enter_engine(until); }
   Status finish_live(const CallContext& until) override;
-  Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, const CallContext& until) override {
-    return executor_->lend(memory, until);
+  Result<std::unique_ptr<RegisteredHostMemory>> lend(std::span<std::byte> memory, std::shared_ptr<const void> keeper,
+                                                     const CallContext& until) override {
+    return executor_->lend(memory, keeper, until);
   }
   Status put_lent(RegisteredHostMemory& memory, std::uint64_t first, std::uint64_t end, const std::byte* rows) override;
 

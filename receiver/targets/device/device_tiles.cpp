@@ -208,7 +208,7 @@ class DeviceExecutor::Lent final : public RegisteredHostMemory {
     }
     if (!read.ok()) {
       log::warn("device_target abandons_lent_memory why=\"{}\"", read.error().to_string());
-      // One of the devices has registered it for all of them.
+      // It stays registered for all of them.
       for (OnPart& on : parts) on.memory.abandon();
     }
     parts.clear();
@@ -222,13 +222,14 @@ class DeviceExecutor::Lent final : public RegisteredHostMemory {
 };
 
 Result<std::unique_ptr<RegisteredHostMemory>> DeviceExecutor::lend(std::span<std::byte> memory,
+                                                                   const std::shared_ptr<const void>& keeper,
                                                                    const CallContext& until) {
   auto lent = std::make_unique<Lent>(wide_bytes_ - kTilesAt);
   for (const auto& part : parts_) {
     Lent::OnPart on;
     DS_ASSIGN(on.read, part->device->make_event());
-    DS_ASSIGN(on.memory,
-              gpu::RegisteredHost::make(*part->device, memory.data(), memory.size(), limits_.register_bytes, until));
+    DS_ASSIGN(on.memory, gpu::RegisteredHost::make(*part->device, memory.data(), memory.size(), keeper,
+                                                   limits_.register_bytes, until));
     lent->parts.push_back(std::move(on));
   }
   return std::unique_ptr<RegisteredHostMemory>(std::move(lent));

@@ -42,15 +42,15 @@ void ShadowMemory::pin(const CallContext& until) {
 Status ShadowMemory::Room::lend_to(Target& live, const CallContext& until) {
   auto* const devices = live.capabilities().borrow;
   if (devices == nullptr) return {};
-  DS_ASSIGN(lent_, devices->lend(memory_.span(), until));
+  DS_ASSIGN(lent_, devices->lend(memory_->span(), memory_, until));
   return {};
 }
 
 /// What a device may still read is never given back.
 void ShadowMemory::Room::release() noexcept {
-  if (lent_ != nullptr && !lent_->end()) memory_.abandon();
+  if (lent_ != nullptr && !lent_->end()) memory_->abandon();
   lent_.reset();
-  memory_.release();
+  memory_.reset();
 }
 
 Status ShadowMemory::put(const Tile& tile, const TileRows& rows) {

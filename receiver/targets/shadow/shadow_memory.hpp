@@ -60,7 +60,7 @@ class ShadowMemory final : public TileTarget {
   class Room {
    public:
     Room() = default;
-    explicit Room(HostMemory memory) : memory_(std::move(memory)) {}
+    explicit Room(HostMemory memory) : memory_(std::make_shared<HostMemory>(std::move(memory))) {}
     Room(Room&& other) noexcept = default;
     Room& operator=(Room&& other) noexcept {
       release();
@@ -72,15 +72,15 @@ class ShadowMemory final : public TileTarget {
 
     /// On error devices do not read it where it is.
     Status lend_to(Target& live, const CallContext& until);
-    explicit operator bool() const noexcept { return static_cast<bool>(memory_); }
-    std::byte* data() const noexcept { return memory_.span().data(); }
-    std::uint64_t bytes() const noexcept { return memory_.span().size(); }
+    explicit operator bool() const noexcept { return memory_ != nullptr; }
+    std::byte* data() const noexcept { return memory_->span().data(); }
+    std::uint64_t bytes() const noexcept { return memory_ == nullptr ? 0 : memory_->span().size(); }
     bool is_lent() const noexcept { return lent_ != nullptr; }
     RegisteredHostMemory& lent() const noexcept { return *lent_; }
 
    private:
     void release() noexcept;
-    HostMemory memory_;
+    std::shared_ptr<HostMemory> memory_;  ///< also of drivers that still know it
     std::unique_ptr<RegisteredHostMemory> lent_;
   };
 

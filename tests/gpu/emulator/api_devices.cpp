@@ -17,6 +17,11 @@ CUresult get_current_context(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+/// The driver's errors have the runtime's numbers, and are no thread's last one.
+CUresult query_event(CUevent event) {
+  return static_cast<CUresult>(emulator::query(event));
+}
+
 struct ErrorWords {
   cudaError_t error;
   const char* name;
@@ -118,10 +123,11 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned /*version*/,
                                              unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* result) {
-  if (std::string_view(symbol) != "cuCtxGetCurrent") {
-    emulator::end_process(std::string("the driver's ") + symbol + " is not emulated");
-  }
-  *function = reinterpret_cast<void*>(&get_current_context);
+  const std::string_view name = symbol;
+  *function = name == "cuCtxGetCurrent" ? reinterpret_cast<void*>(&get_current_context)
+              : name == "cuEventQuery"  ? reinterpret_cast<void*>(&query_event)
+                                        : nullptr;
+  if (*function == nullptr) emulator::end_process(std::string("the driver's ") + symbol + " is not emulated");
   *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

@@ -41,6 +41,27 @@ cudaStreamCaptureStatus status_of(const std::shared_ptr<Capture>& capture) {
 }
 
 }  // namespace
+
+cudaError_t query(cudaEvent_t handle) {
+  Event& event = event_of(handle);
+  if (const cudaError_t error = runtime().begin_unsafe_call(); error != cudaSuccess) return error;
+  {
+    const std::lock_guard lock(runtime().mutex());
+    if (event.capture != nullptr) {
+      event.capture->is_valid = false;
+      return cudaErrorCapturedEvent;
+    }
+  }
+  bool is_done = false;
+  {
+    const std::lock_guard lock(event.mutex);
+    is_done = event.last == nullptr || event.last->reached();
+  }
+  // After the mark: an error that came before it is seen.
+  if (const cudaError_t error = runtime().error_of(event.device); error != cudaSuccess) return error;
+  return is_done ? cudaSuccess : cudaErrorNotReady;
+}
+
 }  // namespace deltasync::emulator
 
 using deltasync::emulator::Event;
@@ -174,24 +195,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t to, cudaEvent_t handle, unsigned /*
   return noted(runtime().submit_wait(to, std::move(mark)));
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  Event& event = emulator::event_of(handle);
-  if (const cudaError_t error = runtime().begin_unsafe_call(); error != cudaSuccess) return noted(error);
-  {
-    const std::lock_guard lock(runtime().mutex());
-    if (event.capture != nullptr) {
-      event.capture->is_valid = false;
-      return noted(cudaErrorCapturedEvent);
-    }
-  }
-  bool is_done = false;
-  {
-    const std::lock_guard lock(event.mutex);
-    is_done = event.last == nullptr || event.last->reached();
-  }
-  // After the mark: an error that came before it is seen.
-  if (const cudaError_t error = runtime().error_of(event.device); error != cudaSuccess) return noted(error);
-  return noted(is_done ? cudaSuccess : cudaErrorNotReady);
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return noted(emulator::query(event));
 }
 
 }  // extern "C"

@@ -53,6 +53,8 @@ ThreadState& this_thread();
 
 /// Notes the error for cudaGetLastError().
 cudaError_t noted(cudaError_t error);
+/// cudaEventQuery() and cuEventQuery(), which does not note it.
+cudaError_t query(cudaEvent_t event);
 
 class Runtime {
  public:

@@ -62,23 +62,6 @@ TEST_F(EmulatedCudaDevice, AnOldDriverIsNamed) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-/// Copies that begin in what somebody registered and end beyond would fail in the middle of an update.
-TEST_F(EmulatedCudaDevice, MemoryThatIsRegisteredInPartIsRefused) {
-  alignas(4096) static std::byte pages[4 * 4096];
-  for (const std::size_t others : {std::size_t{0}, std::size_t{4096}, std::size_t{3 * 4096}}) {
-    ASSERT_EQ(cudaHostRegister(pages + others, 4096, cudaHostRegisterPortable), cudaSuccess);
-    const auto refused = device_->register_host(pages, sizeof pages);
-    ASSERT_FALSE(refused.ok()) << others;
-    EXPECT_EQ(refused.error().code(), Errc::io);
-    EXPECT_THAT(refused.error().message(),
-                HasSubstr("cuda:1 (emulated from PTX): somebody else has registered a part of "
-                          "these 16384 bytes"));
-    EXPECT_EQ(device_->register_host(pages + others, 4096)->kind(), gpu::Memory::Kind::borrowed);
-    ASSERT_EQ(cudaHostUnregister(pages + others), cudaSuccess);
-  }
-  EXPECT_EQ(device_->register_host(pages, sizeof pages)->kind(), gpu::Memory::Kind::registered);
-}
-
 /// An engine that asks for its last error finds none of this device's.
 TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
   const auto too_much = device_->allocate(std::uint64_t{1} << 50);
@@ -86,7 +69,7 @@ TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
   EXPECT_THAT(too_much.error().message(), HasSubstr(" of 1125899906842624 bytes: out of memory"));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   const gpu::Memory pinned = *device_->pin(4096);
-  EXPECT_EQ(device_->register_host(pinned.data(), 4096)->kind(), gpu::Memory::Kind::borrowed);
+  EXPECT_EQ(device_->register_host(pinned.data(), 4096, {}).error().code(), Errc::io);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   const auto stream = *device_->make_stream();
   const auto event = *device_->make_event();
@@ -98,6 +81,37 @@ TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
     gate.open();
     EXPECT_TRUE(gpu::wait(*event, soon(), "a test's work").ok());
   }
+}
+
+/// One of the engine's own, which it has not asked for yet. CUDA keeps one only: of those that are refused here something
+/// is left in its place, so that the engine finds an error still.
+TEST_F(EmulatedCudaDevice, AnErrorOfTheEnginesStays) {
+  const auto stays = [] { return cudaPeekAtLastError() == cudaErrorInvalidDevice; };
+  ASSERT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+  EXPECT_EQ(*gpu::cuda_device_count(), 2);
+  EXPECT_FALSE(gpu::open_cuda_device(99, gpu::Use::copies).ok());
+  {
+    const auto second = *gpu::open_cuda_device(0, gpu::Use::kernels);
+    EXPECT_TRUE(stays());
+    test::Work work(*device_);
+    std::uint64_t* const sums = work.up(std::vector<std::uint64_t>(1));
+    const auto* const memory = reinterpret_cast<const std::byte*>(work.up(std::vector<std::uint64_t>(64, 3)));
+    work.run(gpu::SumMemory{memory, 512, sums});
+    EXPECT_TRUE(stays());
+    EXPECT_EQ(work.down(sums, 1)[0], 64u * 3);
+    EXPECT_TRUE(stays());
+    const auto stream = *device_->make_stream();
+    const auto event = *device_->make_event();
+    Gate gate(static_cast<cudaStream_t>(stream->handle().raw));
+    ASSERT_TRUE(stream->record(*event).ok());
+    EXPECT_FALSE(*event->done());
+    EXPECT_FALSE(*stream->is_captured());
+    EXPECT_TRUE(stays());
+  }
+  EXPECT_TRUE(stays());
+  EXPECT_FALSE(device_->allocate(std::uint64_t{1} << 50).ok());
+  EXPECT_NE(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST_F(EmulatedCudaDevice, ACaptureIsSeenAndNotBroken) {
@@ -150,7 +164,7 @@ TEST_F(EmulatedCudaDevice, AnErrorOfTheDeviceIsNamed) {
   static_cast<void>(stream->record(*event));
   const Status waited = gpu::wait(*event, soon(), "a test's work");
   ASSERT_FALSE(waited.ok());
-  EXPECT_THAT(waited.error().message(), HasSubstr("cuda:1 (emulated from PTX): cuda"));
+  EXPECT_THAT(waited.error().message(), HasSubstr("cuda:1 (emulated from PTX): cu"));
   EXPECT_THAT(waited.error().message(),
               HasSubstr(": an illegal memory access was encountered (cudaErrorIllegalAddress)"));
   keep_faults(false);
@@ -166,7 +180,7 @@ TEST_F(EmulatedCudaDevice, EndsLeaveTheDeviceAndNoError) {
   std::vector<gpu::Memory> memories;
   memories.push_back(*device_->allocate(4096));
   memories.push_back(*device_->pin(4096));
-  memories.push_back(*device_->register_host(page, 4096));
+  memories.push_back(*device_->register_host(page, 4096, {}));
   fail_call(1, cudaErrorIllegalAddress, true);
   EXPECT_FALSE(stream->record(*event).ok());
   const std::function<void()> ends[] = {[&] { stream.reset(); }, [&] { event.reset(); }, [&] { memories.clear(); },

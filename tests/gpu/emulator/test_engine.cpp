@@ -85,6 +85,32 @@ TEST_F(EmulatedEngine, CommitsWaitForEachOfItsStreams) {
   EXPECT_EQ(cudaStreamDestroy(second), cudaSuccess);
 }
 
+/// Its threads find their own device and their own error after each of their calls.
+TEST_F(EmulatedEngine, ItsErrorAndItsDeviceStay) {
+  stream_.raw = own_;
+  ASSERT_NO_FATAL_FAILURE(start_on(2, true));
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+  const auto expect_as_found = [] {
+    EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidDevice);
+    int device = -1;
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    EXPECT_EQ(device, 1);
+  };
+  for (const PullMode mode : {PullMode::full, PullMode::delta}) {
+    step(0.01);
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    EXPECT_EQ((*staged)->report().mode, mode);
+    expect_as_found();
+    EXPECT_TRUE((*staged)->commit().ok());
+    expect_as_found();
+  }
+  receiver_.reset();
+  expect_as_found();
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+}
+
 /// What the engine has in its streams takes as long as it likes: our memory comes and goes meanwhile, its own stream or
 /// not, and so do targets.
 TEST_F(EmulatedEngine, NobodyWaitsForTheEnginesWork) {

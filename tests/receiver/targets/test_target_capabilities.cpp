@@ -289,7 +289,7 @@ TEST_P(TargetCapability, LentTilesAreReadWhereTheyAre) {
     const auto rows = packed(first, tile_of(layout(), kept.nth(i)));
     std::copy(rows.begin(), rows.end(), memory->span().begin() + static_cast<std::ptrdiff_t>(at[i]));
   }
-  auto lent = can().borrow->lend(memory->span(), in_time());
+  auto lent = can().borrow->lend(memory->span(), {}, in_time());
   ASSERT_TRUE(lent.ok()) << lent.error().to_string();
   ASSERT_NE(*lent, nullptr);
   ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
