@@ -83,7 +83,7 @@ step() {
 # shellcheck disable=SC2317  # called through step
 configure() {
   local log
-  log=$(cmake --preset "$1" -DDELTASYNC_SHARE_TESTS="$share" 2>&1) || { echo "$log"; return 1; }
+  log=$(cmake --preset "$1" -DDELTASYNC_SHARE_TESTS="$share" "${@:2}" 2>&1) || { echo "$log"; return 1; }
 }
 
 # left_to_other PRESET, run_by PRESET: the tests that a build has disabled for the other one, and those that it runs.
@@ -206,11 +206,16 @@ run_stage() {
 
 # What ctest runs a part of: without its filters, and with other orders of threads each time.
 run_gpu() {
-  local name programs
-  step "gpu: configure" configure release
+  local name programs toolkit=()
+  if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc ]]; then
+    if tools/cuda_wheels.sh; then
+      toolkit=(-DCMAKE_CUDA_COMPILER="$PWD/build/cuda/bin/nvcc" -DCUDAToolkit_ROOT="$PWD/build/cuda")
+    fi
+  fi
+  step "gpu: configure" configure release "${toolkit[@]}"
   mapfile -t programs < <(ninja -C build -t targets all | sed -nE 's/^(test_[a-z0-9_]+_emulated): phony.*/\1/p' | sort -u)
   if ((${#programs[@]} == 0)); then
-    step "gpu" bash -c 'echo "skipped: there is no nvcc, which makes the kernels'"'"' PTX"; exit 77'
+    step "gpu" bash -c 'echo "skipped: there is no nvcc, which makes the kernels'"'"' PTX, and tools/cuda_wheels.sh brought none"; exit 77'
     return
   fi
   step "gpu: build" cmake --build --preset release -j "$jobs" --target "${programs[@]}"

@@ -1,12 +1,17 @@
 # CUDA is found, not assumed: DELTASYNC_WITH_CUDA says whether it was. Without it everything else is built, and what needs
 # a device says that there is none. Sanitizers' builds are without: they have the tests' device, and cannot look into a
 # real one. DELTASYNC_WITH_EMULATOR says whether tests may run kernels on an emulated one, which takes nvcc alone.
-option(DELTASYNC_CUDA "Use the CUDA toolkit if it is there" ON)
+set(DELTASYNC_CUDA ON CACHE STRING "ON: use the CUDA toolkit if it is there; 12 or 13: want one of this release; or OFF")
 set(DELTASYNC_WITH_CUDA OFF)
 set(DELTASYNC_WITH_EMULATOR OFF)
 if(DELTASYNC_CUDA AND (DELTASYNC_BUILD_TESTS OR NOT DELTASYNC_SANITIZE))
   include(CheckLanguage)
   find_package(CUDAToolkit)
+  if(DELTASYNC_CUDA MATCHES "^1[0-9]$" AND NOT CUDAToolkit_VERSION_MAJOR STREQUAL DELTASYNC_CUDA)
+    message(FATAL_ERROR "DELTASYNC_CUDA=${DELTASYNC_CUDA}: the CUDA toolkit that was found is \"${CUDAToolkit_VERSION}\" "
+                        "(${CUDAToolkit_BIN_DIR}). Name another with -DCUDAToolkit_ROOT=DIR "
+                        "-DCMAKE_CUDA_COMPILER=DIR/bin/nvcc; tools/cuda_wheels.sh brings one of CUDA 13")
+  endif()
   # One binary for the data centre's devices, and PTX for those that come after.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
@@ -28,6 +33,8 @@ if(DELTASYNC_CUDA AND (DELTASYNC_BUILD_TESTS OR NOT DELTASYNC_SANITIZE))
     if(TARGET CUDA::cudart_static AND NOT DELTASYNC_SANITIZE)
       set(DELTASYNC_WITH_CUDA ON)
     endif()
+  elseif(DELTASYNC_CUDA MATCHES "^1[0-9]$")
+    message(FATAL_ERROR "DELTASYNC_CUDA=${DELTASYNC_CUDA}: no nvcc was found; name one with -DCMAKE_CUDA_COMPILER")
   endif()
 endif()
 if(DELTASYNC_WITH_CUDA)

@@ -13,7 +13,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (attribute != cudaDevAttrMemoryPoolsSupported) {
     emulator::end_process("device attribute " + std::to_string(attribute) + " is not emulated");
   }
-  *value = 1;
+  *value = runtime().has_pools ? 1 : 0;
   return noted(runtime().begin_call(device));
 }
 

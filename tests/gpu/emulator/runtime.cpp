@@ -59,6 +59,9 @@ bool call_is_due() {
 void set_driver_version(int version) {
   runtime().driver_version = version;
 }
+void set_pools(bool has_pools) {
+  runtime().has_pools = has_pools;
+}
 void revive() {
   fail_call(0);
   for (int device = 0; device < runtime().devices(); ++device) runtime().drain(device);

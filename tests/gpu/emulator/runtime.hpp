@@ -39,6 +39,8 @@ void fail_call(std::int64_t n, cudaError_t error = cudaSuccess, bool stays = fal
 bool call_is_due();
 /// As cudaDriverGetVersion() has it. One of an older major version than the runtime's has no devices for it.
 void set_driver_version(int version);
+/// Whether devices have memory pools.
+void set_pools(bool has_pools);
 /// All devices are as good as new, once what is in their streams has ended.
 void revive();
 
@@ -86,6 +88,7 @@ class Runtime {
   /// For calls that may fail: the device's error, or the one that a test wants.
   cudaError_t begin_call(int device);
   std::atomic<int> driver_version{CUDART_VERSION};
+  std::atomic<bool> has_pools{true};
   void keep_faults(bool keep);
   std::string last_fault();
 

@@ -112,8 +112,18 @@ TEST_F(EmulatedEngine, ItsErrorAndItsDeviceStay) {
 }
 
 /// What the engine has in its streams takes as long as it likes: our memory comes and goes meanwhile, its own stream or
-/// not, and so do targets.
-TEST_F(EmulatedEngine, NobodyWaitsForTheEnginesWork) {
+/// not, and so do targets. Devices without memory pools are no others.
+class EmulatedEngineAtWork : public EmulatedEngine, public testing::WithParamInterface<bool> {
+ protected:
+  void TearDown() override {
+    EmulatedEngine::TearDown();
+    set_pools(true);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Pools, EmulatedEngineAtWork, testing::Bool());
+
+TEST_P(EmulatedEngineAtWork, IsNotWaitedFor) {
+  set_pools(GetParam());
   ASSERT_NO_FATAL_FAILURE(start_on(1));
   Gate gate(own_);
   auto ends = std::async(std::launch::async, [&] {
