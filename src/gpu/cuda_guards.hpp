@@ -1,5 +1,5 @@
-// What a thread of an engine finds as it was after a call of this project: its current device, its last error, its graphs'
-// captures. Of cuda_device.cpp.
+// What a thread of an engine finds as it was after a call of this project: its current device, its last error, its
+// graphs' captures. Of cuda_device.cpp.
 #pragma once
 
 #include <cuda.h>

@@ -259,7 +259,8 @@ struct ExchangeWords {
       for (std::uint32_t i = piece.first + thread; i < end; i += kBlockThreads) {
         std::byte* const number = numbers + std::uint64_t{i} * sizeof(U);
         const U value = placement::load_element<U>(number);
-        placement::store_element<U>(number, detail::exchange_here<U>(table, of.rank, positions[i], value));
+        placement::store_element<U>(
+            number, detail::exchange_here<U>(table, of.rank, placement::load_number(positions + i), value));
       }
     });
   }
@@ -276,7 +277,7 @@ struct ExchangeWords {
     for (std::uint32_t k = 0; k < kAhead; ++k) {
       const std::uint32_t i = first + k * kBlockThreads;
       if (i >= end) continue;
-      at[k] = place.at(positions[i]);
+      at[k] = place.at(placement::load_number(positions + i));
       number[k] = placement::load_element<U>(numbers + std::uint64_t{i} * sizeof(U));
     }
     DS_UNROLL
@@ -352,7 +353,7 @@ struct DigestTiles {
   template <class U>
   DS_HD std::uint64_t sum_words(const StagedTile& staged, std::uint64_t block, std::uint32_t thread) const {
     constexpr std::uint32_t kLanes = 8 / sizeof(U);
-    const std::uint32_t cols = table.tiles[staged.rank].cols;
+    const std::uint32_t cols = placement::load_number(&table.tiles[staged.rank].cols);
     const std::uint32_t words_per_row = (cols + kLanes - 1) / kLanes;
     const std::uint64_t words = std::uint64_t{staged.rows} * words_per_row;
     std::uint64_t sum = 0;
@@ -381,7 +382,9 @@ struct ResolveWords {
 
   std::uint64_t blocks() const { return count; }
   std::array<const void*, 6> pointers() const { return {table.tiles, table.regions, runs, pieces, changes, sums}; }
-  DS_HD std::uint64_t* sum_of(std::uint64_t block) const { return sums + (pieces[block].run - first_run); }
+  DS_HD std::uint64_t* sum_of(std::uint64_t block) const {
+    return sums + (placement::load_number(&pieces[block].run) - first_run);
+  }
 
   DS_HD std::uint64_t sum(std::uint64_t block, std::uint32_t thread) const {
     const auto piece = placement::load_row(pieces + block);
@@ -414,17 +417,20 @@ struct ResolveWords {
     const std::uint32_t end = piece.first + kBlockWords < of.count ? piece.first + kBlockWords : of.count;
     std::uint64_t sum = 0;
     for (std::uint32_t i = piece.first + thread; i < end; i += kBlockThreads) {
-      const std::uint32_t row = positions[i] / cols;
-      const std::uint32_t first = row * cols + (positions[i] - row * cols) / kLanes * kLanes;  // of the word
-      if (i != 0 && positions[i - 1] >= first) continue;
+      const std::uint32_t local = placement::load_number(positions + i);
+      const std::uint32_t row = local / cols;
+      const std::uint32_t first = row * cols + (local - row * cols) / kLanes * kLanes;  // of the word
+      if (i != 0 && placement::load_number(positions + i - 1) >= first) continue;
       const std::uint32_t left = (row + 1) * cols - first;
       const std::uint32_t lanes = left < kLanes ? left : kLanes;
       const std::uint64_t before = has_words ? placement::load_element<std::uint64_t>(place.at(first))
                                              : DigestTiles::word_at<U>(table, of.rank, first, lanes);
       std::uint64_t after = before;
-      for (std::uint32_t j = i; j < of.count && positions[j] < first + lanes; ++j) {
+      for (std::uint32_t j = i; j < of.count; ++j) {
+        const std::uint32_t at = placement::load_number(positions + j);
+        if (at >= first + lanes) break;
         std::byte* const number = numbers + std::uint64_t{j} * sizeof(U);
-        const std::uint32_t shift = (positions[j] - first) * static_cast<std::uint32_t>(sizeof(U)) * 8 % 64;
+        const std::uint32_t shift = (at - first) * static_cast<std::uint32_t>(sizeof(U)) * 8 % 64;
         const auto old = static_cast<U>(before >> shift);
         const U now = resolved<U>(of.kind, old, placement::load_element<U>(number));
         placement::store_element<U>(number, now);

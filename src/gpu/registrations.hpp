@@ -23,10 +23,10 @@ class Registrations {
   static Registrations& of_process();
 
   using Call = std::function<Status()>;
-  /// One more user of [data, data + bytes). `begin` registers it, `end` ends that on another thread, both without a lock;
-  /// where it is registered already, neither is used. `keeper` has the memory mapped, or it is for as long as the process
-  /// lives. io: it is being registered, or the end of what was there before waits for a device's work.
-  /// `who` names the user in errors.
+  /// One more user of [data, data + bytes). `begin` registers it, `end` ends that on another thread, both without a
+  /// lock; where it is registered already, neither is used. `keeper` has the memory mapped, or it is for as long as the
+  /// process lives. io: it is being registered, or the end of what was there before waits for a device's work. `who`
+  /// names the user in errors.
   Status add(const std::string& who, const std::byte* data, std::uint64_t bytes, std::shared_ptr<const void> keeper,
              const Call& begin, Call end);
   /// One user less.

@@ -75,6 +75,16 @@ DS_HD inline T load_row(const T* at) {
 #endif
 }
 
+/// A number of such a row, or of a list that nothing writes either.
+template <class T>
+DS_HD inline T load_number(const T* at) {
+#ifdef __CUDA_ARCH__
+  return __ldg(at);
+#else
+  return *at;
+#endif
+}
+
 /// Null if the element is not one of the region, or the region is not in this table's memory. What lies before its
 /// first row or column wraps to a large number.
 DS_HD inline std::byte* element_in(const WordRegion& region, std::uint64_t row, std::uint64_t col) {
@@ -92,17 +102,17 @@ DS_HD inline std::byte* primary_of(const WordTable& table, const WordTile& tile,
   std::uint32_t end = tile.primaries;  // of the band
   for (std::uint32_t low = 0; low < end;) {
     const std::uint32_t middle = low + (end - low) / 2;
-    if (primaries[middle].row <= row) {
+    if (load_number(&primaries[middle].row) <= row) {
       low = middle + 1;
     } else {
       end = middle;
     }
   }
   if (end == 0) return nullptr;
-  const std::uint64_t band = primaries[end - 1].row;
+  const std::uint64_t band = load_number(&primaries[end - 1].row);
   for (std::uint32_t low = 0; low < end;) {
     const std::uint32_t middle = low + (end - low) / 2;
-    if (primaries[middle].row < band || primaries[middle].col <= col) {
+    if (load_number(&primaries[middle].row) < band || load_number(&primaries[middle].col) <= col) {
       low = middle + 1;
     } else {
       end = middle;

@@ -26,15 +26,16 @@ Status CopyStream::prepare() {
   const Status registered = register_halves();
   if (registered) return {};
   log::warn("writer halves_not_registered device=\"{}\" segment={} buffer_bytes={} why=\"{}\"", device_name(),
-            around_.segment->path().name, limits_.bounce_bytes * limits_.bounce_flights, registered.error().to_string());
+            around_.segment->path().name, limits_.bounce_bytes * limits_.bounce_flights,
+            registered.error().to_string());
   return make_buffer();
 }
 
 Status CopyStream::register_halves() {
   for (unsigned h = 0; h < shm::kHalves; ++h) {
     const MutByteSpan half = around_.segment->half(h);
-    auto registered = gpu::RegisteredHost::make(around_.device, half.data(), half.size(), around_.segment,
-                                                limits_.register_bytes);
+    auto registered =
+        gpu::RegisteredHost::make(around_.device, half.data(), half.size(), around_.segment, limits_.register_bytes);
     if (!registered) {
       registered_ = {};
       return std::move(registered).error();

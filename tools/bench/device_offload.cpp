@@ -20,8 +20,7 @@ class Watched final : public gpu::Device {
   const std::string& name() const override { return device_.name(); }
   Result<gpu::Memory> allocate(std::uint64_t bytes) override { return device_.allocate(bytes); }
   Result<gpu::Memory> pin(std::uint64_t bytes) override { return device_.pin(bytes); }
-  Result<gpu::Memory> register_host(std::byte* data, std::uint64_t bytes,
-                                    std::shared_ptr<const void> keeper) override {
+  Result<gpu::Memory> register_host(std::byte* data, std::uint64_t bytes, std::shared_ptr<const void> keeper) override {
     auto memory = device_.register_host(data, bytes, std::move(keeper));
     refused_ = refused_ || !memory.ok();
     asked_ = true;

@@ -123,7 +123,9 @@ cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arg
     std::memcpy(launch.parameters.data() + parameter.at, arguments[i], parameter.bytes);
   }
   return noted(runtime().submit(handle, [launch = std::move(launch)] {
-    const auto fault = emulator::run(launch, runtime().memory());
+    emulator::Counts counts;
+    const auto fault = emulator::run(launch, runtime().memory(), &counts);
+    runtime().count(counts);
     if (fault) runtime().fail(launch.device, *fault);
   }));
 }

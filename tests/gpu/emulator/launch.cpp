@@ -28,6 +28,11 @@ class Blocks {
     }
     return std::nullopt;
   }
+  Counts counts() const {
+    Counts all;
+    for (const Warp& warp : warps_) all += warp.counts();
+    return all;
+  }
 
  private:
   std::optional<Fault> run_block(std::uint32_t block) {
@@ -59,8 +64,11 @@ class Blocks {
 
 }  // namespace
 
-std::optional<Fault> run(const Launch& launch, const Memory& memory) {
-  return Blocks(launch, memory).run();
+std::optional<Fault> run(const Launch& launch, const Memory& memory, Counts* counts) {
+  Blocks blocks(launch, memory);
+  auto fault = blocks.run();
+  if (counts != nullptr) *counts += blocks.counts();
+  return fault;
 }
 
 }  // namespace deltasync::emulator

@@ -29,7 +29,21 @@ struct Launch {
   std::uint64_t seed = 0;  ///< of the order of blocks, warps, and of lanes that have parted
 };
 
+/// What a launch's threads did in all: it depends on the code and on what it is given, not on orders or seeds.
+struct Counts {
+  std::uint64_t instructions = 0;
+  std::uint64_t loads = 0;   ///< of these, from a device's memory
+  std::uint64_t stores = 0;  ///< of these, to it
+
+  Counts& operator+=(const Counts& other) {
+    instructions += other.instructions;
+    loads += other.loads;
+    stores += other.stores;
+    return *this;
+  }
+};
+
 /// Blocks run one after the other. Warps of a block run in turns; lanes of a warp in lock step as long as they agree.
-std::optional<Fault> run(const Launch& launch, const Memory& memory);
+std::optional<Fault> run(const Launch& launch, const Memory& memory, Counts* counts = nullptr);
 
 }  // namespace deltasync::emulator

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <utility>
 
 namespace deltasync::emulator {
 namespace {
@@ -49,6 +50,9 @@ void keep_faults(bool keep) {
 }
 std::string last_fault() {
   return runtime().last_fault();
+}
+Counts take_counts() {
+  return runtime().take_counts();
 }
 void fail_call(std::int64_t n, cudaError_t error, bool stays) {
   runtime().fail_call(n, error, stays);
@@ -218,6 +222,16 @@ void Runtime::keep_faults(bool keep) {
 std::string Runtime::last_fault() {
   const std::lock_guard lock(mutex_);
   return last_fault_;
+}
+
+void Runtime::count(const Counts& counts) {
+  const std::lock_guard lock(mutex_);
+  counts_ += counts;
+}
+
+Counts Runtime::take_counts() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(counts_, {});
 }
 
 void Runtime::fail_call(std::int64_t n, cudaError_t error, bool stays) {

@@ -32,6 +32,9 @@ void keep_faults(bool keep);
 /// What the last launch that was no valid one did, of all devices.
 std::string last_fault();
 
+/// What all kernels did since the last call.
+Counts take_counts();
+
 /// The n-th call from here on (1: the next; 0: none) that may fail does: with this error, which is what every later
 /// call for its device returns if it `stays`, as after a kernel that went wrong. Faults have to be kept.
 void fail_call(std::int64_t n, cudaError_t error = cudaSuccess, bool stays = false);
@@ -91,6 +94,8 @@ class Runtime {
   std::atomic<bool> has_pools{true};
   void keep_faults(bool keep);
   std::string last_fault();
+  void count(const Counts& counts);
+  Counts take_counts();
 
   /// For calls that a capture may forbid to this thread: the error, and the capture is broken. Else the error of the
   /// current device.
@@ -122,6 +127,7 @@ class Runtime {
   std::atomic<int> injected_{0};
   std::atomic<bool> injected_stays_{false};
   std::string last_fault_;  ///< protected by mutex_
+  Counts counts_;           ///< protected by mutex_
 };
 Runtime& runtime();
 

@@ -83,8 +83,8 @@ TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
   }
 }
 
-/// One of the engine's own, which it has not asked for yet. CUDA keeps one only: of those that are refused here something
-/// is left in its place, so that the engine finds an error still.
+/// One of the engine's own, which it has not asked for yet. CUDA keeps one only: of those that are refused here
+/// something is left in its place, so that the engine finds an error still.
 TEST_F(EmulatedCudaDevice, AnErrorOfTheEnginesStays) {
   const auto stays = [] { return cudaPeekAtLastError() == cudaErrorInvalidDevice; };
   ASSERT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);

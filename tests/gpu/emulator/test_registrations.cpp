@@ -57,9 +57,10 @@ TEST_F(EmulatedRegistrations, MemoryThatOthersRegisterIsRefused) {
     const auto refused = device_->register_host(pages.data, 4 * kPage, pages.keeper);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code(), Errc::io);
-    EXPECT_THAT(refused.error().message(),
-                HasSubstr("cuda:1 (emulated from PTX): somebody else has registered a part of these 16384 bytes of host "
-                          "memory with CUDA, or all of them"));
+    EXPECT_THAT(
+        refused.error().message(),
+        HasSubstr("cuda:1 (emulated from PTX): somebody else has registered a part of these 16384 bytes of host "
+                  "memory with CUDA, or all of them"));
     for (const auto& [page, count] : theirs) ASSERT_EQ(cudaHostUnregister(pages.data + page * kPage), cudaSuccess);
   }
   EXPECT_TRUE(device_->register_host(pages.data, 4 * kPage, pages.keeper).ok());

@@ -73,6 +73,12 @@ std::optional<Fault> Warp::run_group(LaneMask group, std::uint32_t at, std::uint
     }
     ++at;
     if (active == 0) continue;
+    const auto threads = static_cast<std::uint64_t>(std::popcount(active));
+    counts_.instructions += threads;
+    if (instruction.space == Space::global) {
+      counts_.loads += instruction.op == Op::ld ? threads : 0;
+      counts_.stores += instruction.op == Op::st ? threads : 0;
+    }
     switch (instruction.op) {
       case Op::bra:
         if (active != group) {

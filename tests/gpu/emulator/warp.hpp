@@ -22,6 +22,8 @@ class Warp {
   bool ended() const { return live_ == 0; }
   bool at_barrier() const { return live_ != 0 && at_barrier_ == live_; }
   void pass_barrier() { at_barrier_ = 0; }
+  /// Of all its blocks.
+  const Counts& counts() const { return counts_; }
 
  private:
   std::optional<Fault> run_group(LaneMask group, std::uint32_t at, std::uint32_t limit, std::uint64_t& steps);
@@ -47,6 +49,7 @@ class Warp {
   LaneMask live_ = 0;
   LaneMask waiting_ = 0;  ///< for other lanes
   LaneMask at_barrier_ = 0;
+  Counts counts_;
 };
 
 }  // namespace deltasync::emulator
