@@ -20,6 +20,7 @@ for wheel in "$work"/*.whl; do python3 -m zipfile -e "$wheel" "$work/all"; done
 toolkit=$work/all/nvidia/cu13
 chmod +x "$toolkit"/bin/* "$toolkit/nvvm/bin/cicc"
 ln -s lib "$toolkit/lib64" # where nvcc looks for it
+ln -s libcudart.so.13 "$toolkit/lib/libcudart.so" # and CMake
 mkdir -p "$(dirname "$to")"
 rm -rf "$to"
 mv "$toolkit" "$to"

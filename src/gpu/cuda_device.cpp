@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "base/log.hpp"
 #include "gpu/cuda_guards.hpp"
@@ -19,7 +20,8 @@ std::string words_of(cudaError_t error) {
   return std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
 }
 
-std::string words_of_old_driver() {
+/// `advice` is what a driver of this major version wants else than a newer one.
+std::string words_of_old_driver(std::string_view advice) {
   int driver = 0;
   int runtime = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
@@ -29,7 +31,7 @@ std::string words_of_old_driver() {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   };
   return "the driver is for CUDA " + words(driver) + " at most, and this build for " + words(runtime) +
-         ": install a newer driver, or a build for CUDA " + std::to_string(driver / 1000);
+         ": install a newer driver, or a build " + std::string(advice) + " CUDA " + std::to_string(driver / 1000);
 }
 
 /// On the thread for what waits for all devices: nobody's calls, and nobody to be told.
@@ -330,7 +332,7 @@ Result<std::int32_t> cuda_device_count() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
-    const std::string why = error == cudaErrorInsufficientDriver ? words_of_old_driver() : words_of(error);
+    const std::string why = error == cudaErrorInsufficientDriver ? words_of_old_driver("for") : words_of(error);
     return Error(Errc::unsupported, "no CUDA device: " + why);
   }
   if (count == 0) return Error(Errc::unsupported, "no CUDA device");
@@ -352,7 +354,12 @@ Result<std::unique_ptr<Device>> open_cuda_device(std::int32_t ordinal, Use use) 
   if (use == Use::kernels) {
     const CurrentDevice current(ordinal);
     DS_TRY(device->check(current.error(), "cudaSetDevice"));
-    DS_TRY(device->check(load_kernels(), "cudaFuncGetAttributes, to load the kernels"));
+    const cudaError_t loaded = load_kernels();
+    // The device is newer than this build, and the driver older: it cannot make machine code of the build's PTX.
+    if (loaded == cudaErrorUnsupportedPtxVersion) {
+      return Error(Errc::unsupported, device->name() + ": " + words_of_old_driver("by an older toolkit for"));
+    }
+    DS_TRY(device->check(loaded, "cudaFuncGetAttributes, to load the kernels"));
     DS_TRY(device->make_pool());
     DS_TRY(EndsLater::of_process().start());
   }

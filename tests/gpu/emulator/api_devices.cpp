@@ -37,6 +37,8 @@ constexpr ErrorWords kErrors[] = {
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInsufficientDriver,
                              "CUDA driver version is insufficient for CUDA runtime version"),
+    DELTASYNC_EMULATED_ERROR(cudaErrorUnsupportedPtxVersion,
+                             "the provided PTX was compiled with an unsupported toolchain."),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     DELTASYNC_EMULATED_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
@@ -121,8 +123,13 @@ const char* cudaGetErrorString(cudaError_t error) {
   return words_of(error).words;
 }
 
+#if CUDART_VERSION >= 12050
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned /*version*/,
                                              unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* result) {
+#else
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long /*flags*/,
+                                    cudaDriverEntryPointQueryResult* result) {
+#endif
   const std::string_view name = symbol;
   *function = name == "cuCtxGetCurrent" ? reinterpret_cast<void*>(&get_current_context)
               : name == "cuEventQuery"  ? reinterpret_cast<void*>(&query_event)

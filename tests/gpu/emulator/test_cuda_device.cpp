@@ -62,6 +62,25 @@ TEST_F(EmulatedCudaDevice, AnOldDriverIsNamed) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+/// The same major version, and a device that is newer than this build.
+TEST_F(EmulatedCudaDevice, ADriverThatIsOlderThanThePtxIsNamed) {
+  keep_faults(true);
+  set_driver_version(CUDART_VERSION / 1000 * 1000);
+  std::string words;
+  for (std::int64_t n = 1; n < 10 && words.find("this build for") == std::string::npos; ++n) {
+    fail_call(n, cudaErrorUnsupportedPtxVersion);
+    const auto none = gpu::open_cuda_device(0, gpu::Use::kernels);
+    if (!none.ok()) words = none.error().message();
+  }
+  fail_call(0);
+  set_driver_version(CUDART_VERSION);
+  keep_faults(false);
+  const std::string major = std::to_string(CUDART_VERSION / 1000);
+  EXPECT_THAT(words, HasSubstr("cuda:0 (emulated from PTX): the driver is for CUDA " + major +
+                               ".0 at most, and this build for " + major));
+  EXPECT_THAT(words, HasSubstr(": install a newer driver, or a build by an older toolkit for CUDA " + major));
+}
+
 /// An engine that asks for its last error finds none of this device's.
 TEST_F(EmulatedCudaDevice, ErrorsAreToldOnceAndHere) {
   const auto too_much = device_->allocate(std::uint64_t{1} << 50);
