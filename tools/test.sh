@@ -24,7 +24,7 @@
 #         megatron two models on the real Megatron, in both of its releases (tools/test_engines.sh megatron runs all)
 #         ray      a fleet on a Ray cluster of a lab's hosts (tools/test_engines.sh ray)
 #         gpu      the CUDA code without a device: all tests that want one, over an emulated runtime (five minutes)
-#         arm64    only when it is named: cross-compiled, under qemu-user: formats, kernels, shared memory, writer, one update
+#         arm64    only when it is named: cross-compiled, under qemu-user: formats, kernels, shared memory, writer, updates
 #                  (tools/ci/check_arm64.sh)
 #         chaos    ten minutes of killing, stopping, damaging and flooding real processes (tools/chaos.sh)
 set -uo pipefail
@@ -263,7 +263,7 @@ run_python() {
 
 for stage in "${stages[@]}"; do
   case $stage in
-    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | megatron | ray | gpu | chaos) ;;
+    release | asan | tsan | lint | install | operating | container | docs | python | wheel | tidy | upgrade | megatron | ray | gpu | arm64 | chaos) ;;
     *)
       echo "test.sh: no stage '$stage'" >&2
       exit 2

@@ -13,9 +13,16 @@
 namespace deltasync {
 namespace {
 
+/// Of the first thread, which started when the process did. An emulator, qemu-user, makes up /proc/PID/stat for the
+/// process itself, with a start time that no other process finds there.
+std::string stat_path(pid_t pid) {
+  const std::string name = std::to_string(pid);
+  return "/proc/" + name + "/task/" + name + "/stat";
+}
+
 /// not_found if there is no such process; any other error says nothing about it.
 Result<std::string> read_stat(pid_t pid) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const std::string path = stat_path(pid);
   const auto failed = [&](int error) {
     if (error == ENOENT || error == ESRCH) return Error(Errc::not_found, "pid " + std::to_string(pid) + " is gone");
     return Error(Errc::io, "read " + path + ": " + std::generic_category().message(error));
@@ -44,7 +51,7 @@ Result<std::uint64_t> start_ticks_of(pid_t pid) {
   std::uint64_t ticks = 0;
   const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), ticks);
   if (!fields || error != std::errc() || end != field.data() + field.size() || ticks == 0) {
-    return Error(Errc::io, "/proc/" + std::to_string(pid) + "/stat has no start time");
+    return Error(Errc::io, stat_path(pid) + " has no start time");
   }
   return ticks;
 }
