@@ -78,7 +78,7 @@ for step in range(2):
     (home / "config.json").write_text("{}")
 EOF
 in_work() { cd "$work" && exec "$dir/build/bin/$1" "${@:2}"; }  # of a subshell, which becomes the program
-in_work deltasync-agent --socket ./agent.sock --ready-file ready.json &
+in_work deltasync-agent --socket ./agent.sock --shm-dir "$work" --ready-file ready.json &
 for _ in {1..600}; do
   if [[ -s $work/ready.json ]]; then break; fi
   sleep 0.1
