@@ -127,7 +127,7 @@ class StagedImpl final : public StagedUpdate {
 
   void drop();
   Status wait_for_engine(const CallContext& until);
-  Status commit_staged(Deadline deadline);
+  Status commit_staged(Deadline deadline, std::chrono::steady_clock::time_point start);
   Status attest(const CallContext& until);
   Status check_attached() const;
 

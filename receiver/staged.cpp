@@ -63,8 +63,10 @@ Status StagedImpl::check_attached() const {
 Status StagedImpl::commit(const CallOptions& call) {
   DS_TRY(check_attached());
   if (phase_ != Phase::staged) return Error(Errc::invalid_argument, "commit: the update is not staged any more");
+  const auto start = std::chrono::steady_clock::now();
+  const trace::Span span("commit", prepared_.report.version.id);
   Status done = wait_for_engine(call);
-  if (done) done = commit_staged(Deadline::of(call));
+  if (done) done = commit_staged(Deadline::of(call), start);
   receiver_->note_standing(done.ok() ? nullptr : &done.error());
   return done;
 }
@@ -77,9 +79,7 @@ Status StagedImpl::wait_for_engine(const CallContext& until) {
   return devices->wait_for_engine(until).with_context("commit of " + to_string(prepared_.report.version));
 }
 
-Status StagedImpl::commit_staged(Deadline deadline) {
-  const auto start = std::chrono::steady_clock::now();
-  const trace::Span span("commit", prepared_.report.version.id);
+Status StagedImpl::commit_staged(Deadline deadline, std::chrono::steady_clock::time_point start) {
   Target& target = *receiver_->target_;
   invalidated_before_ = receiver_->invalidated_;
   Status status;

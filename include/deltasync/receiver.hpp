@@ -198,8 +198,8 @@ class StagedUpdate {
   /// With ReceiverOptions::attest_commits an attestation that fails, or finds live memory wrong, takes the commit back
   /// like rollback(). Where that cannot be (after a full update in place) the target has no version any more. The
   /// message says which, and whether what is wrong was wrong in the version before, too.
-  ///   - Errc::timed_out, Errc::cancelled: before live memory was touched, as while an engine's stream is busy, the
-  ///     update stays staged (is_staged()), and may be committed again; later it is given up.
+  ///   - Errc::timed_out, Errc::cancelled: while it waits for what an engine's streams had when it was called, the
+  ///     update stays staged, and may be committed again; later it is given up. is_staged() says which.
   ///   - Errc::corrupt: what was staged, or what is in live memory, is not the version.
   ///   - Errc::io, Errc::no_space: a device's or a disk's.
   ///   - Errc::invalid_argument: a later pull has begun, or the receiver is gone.

@@ -37,7 +37,9 @@ std::string words_of_old_driver(std::string_view advice) {
 /// On the thread for what waits for all devices: nobody's calls, and nobody to be told.
 cudaError_t end_on_device(int ordinal, cudaError_t (*end)(void*), void* data) {
   const CurrentDevice current(ordinal);
-  return current.error() != cudaSuccess ? current.error() : end(data);
+  const cudaError_t error = current.error() != cudaSuccess ? current.error() : end(data);
+  // The process ends, and all with it; there may be no log any more.
+  return error == cudaErrorCudartUnloading ? cudaSuccess : error;
 }
 
 class CudaDevice final : public Device {

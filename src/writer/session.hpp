@@ -136,7 +136,7 @@ class WriterSession final : public Writer {
   std::uint32_t fills_ = 0;
   std::vector<CopyJob> jobs_;  ///< of the group that is being written
   bool changed_ = false;       ///< by change_fill(): it is whole, whatever was written
-  bool form_chosen_ = false;   ///< and logged
+  std::string form_logged_;    ///< that was chosen
   bool failed_ = false;        ///< a write failed: only abort() helps
 
   std::uint64_t tickets_ = 0;

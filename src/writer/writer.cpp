@@ -251,7 +251,7 @@ void WriterSession::report_copy_form() {
   const Copier::InUse form = copier_.form();
   if (!form.chosen) return;
   report_.copy_form = form.name;
-  if (!std::exchange(form_chosen_, true)) {
+  if (std::exchange(form_logged_, form.name) != form.name) {
     log::info("copy_form_chosen form=\"{}\" threads={}", form.name, copier_.threads());
   }
 }

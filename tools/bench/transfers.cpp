@@ -80,8 +80,10 @@ class Sender {
     for (std::uint64_t at = at_; at < end_;) {
       const ssize_t n = send(at, end_ - at);
       if (n > 0) at += static_cast<std::uint64_t>(n);
+      const int error = n < 0 ? errno : 0;
+      if (error == ENOBUFS && !notice_comes()) return kCannot;  // no page may be pinned, and none is
       if (by_ == SendBy::zerocopy) take_notices(socket_);
-      if (n == 0 || (n < 0 && errno != EINTR && errno != ENOBUFS)) return 1;
+      if (n == 0 || (error != 0 && error != EINTR && error != ENOBUFS)) return 1;
     }
     char ack;
     return receive_ack(&ack) ? 0 : 1;
@@ -112,6 +114,10 @@ class Sender {
         return send_mapped(socket_, static_cast<const std::byte*>(mapped_) + (at - mapped_from_), bytes,
                            by_ == SendBy::zerocopy ? MSG_ZEROCOPY : 0);
     }
+  }
+  bool notice_comes() const {
+    pollfd waiting{socket_, 0, 0};  // POLLERR needs not be asked for
+    return ::poll(&waiting, 1, 1000) > 0;
   }
   /// Notices make the socket readable, too.
   bool receive_ack(char* ack) {

@@ -78,8 +78,13 @@ class Kept:
             _synchronize(torch, device, end)
 
 
+#: By device. One that a call gave up may still wait; the next call waits for that one first.
+_waiters: dict[int, threading.Thread] = {}
+
+
 def _synchronize(torch: Any, device: int, end: float) -> None:
     """On a thread of its own: torch's call knows no deadline."""
+    began = time.monotonic()
     failures: list[BaseException] = []
 
     def wait() -> None:
@@ -88,14 +93,20 @@ def _synchronize(torch: Any, device: int, end: float) -> None:
         except BaseException as error:
             failures.append(error)
 
+    def join(waiter: threading.Thread) -> None:
+        waiter.join(min(left(end), threading.TIMEOUT_MAX))
+        if waiter.is_alive():
+            raise DeadlinePassed(
+                f"cuda:{device} was still computing after {time.monotonic() - began:.1f} s; nothing was written",
+                "pass engine_streams to wait for the streams that use the weights, not for the whole device",
+            )
+
+    before = _waiters.get(device)
+    if before is not None:
+        join(before)
     waiter = threading.Thread(target=wait, name=f"deltasync-cuda:{device}", daemon=True)
-    began = time.monotonic()
+    _waiters[device] = waiter
     waiter.start()
-    waiter.join(min(left(end), threading.TIMEOUT_MAX))
-    if waiter.is_alive():
-        raise DeadlinePassed(
-            f"cuda:{device} was still computing after {time.monotonic() - began:.1f} s; nothing was written",
-            "pass engine_streams to wait for the streams that use the weights, not for the whole device",
-        )
+    join(waiter)
     for failure in failures:
         raise failure

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ._deadlines import end_of, left
+from ._deadlines import end_of
 from ._native import Layout, PlacementPlan, Version
 from ._progress import ProgressLike, Watch
 from ._pulls import PAUSE_LOOK_S
@@ -65,11 +65,12 @@ class AsyncReceiver:
         asked = asked_of("prepare", version, directory)
         pulls = self.receiver._pulls
         begun = (pulls.begin(asked, end, newer=False), True) if directory is not None else pulls.join(asked, end)
-        return await self._staged(asked, *begun, end, progress)
+        report, _ = await self._staged(asked, *begun, end, progress)
+        return report
 
     async def _staged(
         self, asked: Asked, prepared: Prepared, own: bool, end: float, progress: ProgressLike
-    ) -> PullReport:
+    ) -> tuple[PullReport, Prepared]:
         began = time.monotonic()
         watch = Watch(self.receiver, prepared, progress)
         try:
@@ -82,7 +83,7 @@ class AsyncReceiver:
                 try:
                     report = prepared.wait()
                     if not prepared.over or prepared._paused_for is None:
-                        return report
+                        return report, prepared
                 except Cancelled:
                     if prepared._paused_for is None:
                         raise
@@ -113,8 +114,9 @@ class AsyncReceiver:
         """See :meth:`Receiver.update`, and :meth:`prepare` for ``progress``."""
         end = end_of("update", timeout, self.receiver.timeout)
         asked = asked_of("update", version, directory)
-        await self._staged(asked, *self.receiver._pulls.to_update(asked, end), end, progress)
-        return await self.commit(timeout=left(end))
+        pulls = self.receiver._pulls
+        _, prepared = await self._staged(asked, *pulls.to_update(asked, end), end, progress)
+        return await self._run(lambda: pulls.commit_over_pauses(prepared, end))
 
     async def rollback(self) -> Version | None:
         """See :meth:`Receiver.rollback`."""

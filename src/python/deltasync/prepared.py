@@ -170,8 +170,8 @@ class Prepared:
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
         """Waits for it, and makes it the committed version. On error the version before is the committed one, or, where
-        the message says so, none. What was staged is forgotten, but it can be committed again if the time was over
-        before the memory was free to be written."""
+        the message says so, none. What was staged is forgotten; but if the time was over before the memory was free to
+        be written, it stays staged, and commit() may be called again."""
         end = end_of("commit", timeout, self._puller.timeout)
         self._result(end)
         return self._puller.commit(self, end)

@@ -160,6 +160,24 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_started(init, server)
     assert server.calls == []
 
 
+def test_a_source_derived_from_a_modules_is_asked_for_what_it_sends(init, server):
+    class Renamed(ModuleSource):
+        @cached_property
+        def metadata(self):
+            return [ParamMeta(f"model.{meta.name}", meta.dtype, meta.shape) for meta in super().metadata]
+
+        def iter_full(self):
+            for name, tensor in super().iter_full():
+                yield f"model.{name}", tensor
+
+    engine = init(HTTPVLLMWeightSyncClient(server.url), Renamed(torch.nn.Linear(4, 3)))
+    engine.send_weights()
+    assert dict(server.receiver.tensors()).keys() == {"model.weight", "model.bias"}
+    engine.shutdown()
+    with pytest.raises(errors.InvalidArgument, match=r"shutdown\(\) was called"):
+        engine.send_weights()
+
+
 def test_an_init_that_fails_leaves_no_agent(init, server, segment_name):
     server.fail["/init_weight_transfer_engine"] = (500, "no")
     weights = first_version(shapes("qwen3"))

@@ -119,11 +119,12 @@ def vllm_session(
     label: str,
 ) -> None:
     """One update of vLLM. Raises what the calls raise; then all ranks take the next one."""
-    start()
     try:
+        start()
         update()
     except Exception:
-        # A rank that failed has closed its session, the others have not; without this they refuse the next start.
+        # A rank that failed has closed its session, the others have not, or the answer of start() was lost; without
+        # this they refuse the next start.
         with contextlib.suppress(Exception):
             finish(None)
         raise

@@ -55,8 +55,9 @@ class DeltasyncTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 class DeltasyncTrainerWeightTransferEngine(TrainerWeightTransferEngine[DeltasyncTrainerInitInfo]):  # type: ignore[misc]
     """Publishes versions, of which vLLM's workers pull what changed.
 
-    ``source``: of a ``ModuleSource`` every rank writes what it holds, and nothing is gathered. Any other one has to
-    give rank 0 every tensor, by ``iter_full``.
+    ``source``: of a ``ModuleSource`` every rank writes what it holds, and nothing is gathered; persistent buffers are
+    published, too, as in a checkpoint. Any other one, a class derived from it among them, has to give rank 0 every
+    tensor, by ``iter_full``.
     """
 
     init_info_cls = DeltasyncTrainerInitInfo
@@ -87,7 +88,8 @@ class DeltasyncTrainerWeightTransferEngine(TrainerWeightTransferEngine[Deltasync
         self._manager: WeightManager | None = None
         #: Of the last version, on the ranks that write.
         self.report: OffloadReport | None = None
-        self._writes_own = isinstance(self.source, ModuleSource)
+        self._is_open = True
+        self._writes_own = type(self.source) is ModuleSource  # one derived from it may send something else
         group = _group_of(info) if self._writes_own else None
         if self._writes_own or self.is_sender:
             self._manager = WeightManager(
@@ -111,7 +113,10 @@ class DeltasyncTrainerWeightTransferEngine(TrainerWeightTransferEngine[Deltasync
     def send_weights(self) -> None:
         """Called by every trainer rank. Publishes the next version; then rank 0 has vLLM commit it, with its number as
         ``weight_version``. Pausing vLLM is the caller's. After an error the engine has the version before, or the
-        client's answer says what it has; the next call sends all that changed since."""
+        client's answer says what it has; the next call sends all that changed since. InvalidArgument after
+        shutdown()."""
+        if not self._is_open:
+            raise InvalidArgument("send_weights: shutdown() was called")
         if self._manager is None:
             for _ in self.source.iter_full():  # what rank 0 iterates needs us
                 pass
@@ -131,6 +136,7 @@ class DeltasyncTrainerWeightTransferEngine(TrainerWeightTransferEngine[Deltasync
 
     def shutdown(self) -> None:
         """Ends the agent; the engine keeps what it has."""
+        self._is_open = False
         if self._manager is not None:
             self._manager.close()
             self._manager = None
