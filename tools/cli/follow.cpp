@@ -9,6 +9,7 @@
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "base/log.hpp"
+#include "net/auth.hpp"
 
 namespace deltasync::cli {
 namespace {
@@ -104,6 +105,12 @@ class Tries {
 };
 
 }  // namespace
+
+Result<std::string> read_token_now(const std::string& file) {
+  auto token = net::read_token_file(file);
+  if (token.ok() || token.error().code() != Errc::invalid_argument) return token;
+  return Error(Errc::unauthenticated, token.error().message());
+}
 
 Deadline after_seconds(double seconds) {
   return Deadline::after(to_ns(seconds));

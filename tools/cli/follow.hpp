@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <stop_token>
+#include <string>
 
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
@@ -35,6 +36,10 @@ Status follow(const Follower& follower, const std::stop_token& stop);
 
 /// `--on-older-epoch`: ReceiverOptions::on_older_epoch.
 void add_on_older_epoch(CLI::App& app, OlderEpoch& policy);
+
+/// The token in a file, for one connection: a follower may outlive it. unauthenticated if it has none: who writes
+/// another one there may not be done yet.
+Result<std::string> read_token_now(const std::string& file);
 
 Deadline after_seconds(double seconds);
 
