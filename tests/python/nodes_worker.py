@@ -8,11 +8,9 @@ with the full state dict. REPORT.RANK gets a JSON object: what each check found,
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from deltasync import _nodes, errors
 from same_tensors import require_same
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch_ranks import run_checks
 
 REPORT, SEGMENT = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
@@ -348,23 +347,5 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    found: dict[str, str] = {}
-    for name, check in CHECKS.items():
-        try:
-            check()
-            found[name] = "ok"
-        except BaseException:
-            found[name] = traceback.format_exc()
-            print(f"rank {RANK}: {name}\n{found[name]}", file=sys.stderr, flush=True)
-            break  # the ranks do not agree any more
-    REPORT.with_suffix(f".{RANK}").write_text(json.dumps(found))
-    if any(result != "ok" for result in found.values()):
-        os._exit(1)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(REPORT, RANK, CHECKS)

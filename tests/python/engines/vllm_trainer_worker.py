@@ -1,9 +1,7 @@
 """One trainer rank of test_vllm_trainer.py, started by torchrun. vllm_trainer_worker.py REPORT SEGMENT"""
 
-import json
 import os
 import sys
-import traceback
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from deltasync import errors
 from deltasync.engines.vllm_trainer import DeltasyncTrainerInitInfo
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch_ranks import run_checks
 from vllm.distributed.weight_transfer import (
     ModuleSource,
     ParamMeta,
@@ -115,21 +114,4 @@ def ranks():
         raise AssertionError("no error")
 
 
-def main():
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    found = {}
-    for check in (fsdp, gathered, ranks):
-        try:
-            check()
-            found[check.__name__] = "ok"
-        except BaseException:
-            found[check.__name__] = traceback.format_exc()
-            break  # the ranks do not agree any more
-    REPORT.with_suffix(f".{RANK}").write_text(json.dumps(found))
-    if any(result != "ok" for result in found.values()):
-        os._exit(1)
-    dist.destroy_process_group()
-
-
-main()
+run_checks(REPORT, RANK, {"fsdp": fsdp, "gathered": gathered, "ranks": ranks})
