@@ -18,12 +18,19 @@
 namespace deltasync {
 
 /// Where the bytes of a slice come from. Not owned: the memory stays valid and unchanged until the call returns, with
-/// write_device() until its copies have arrived. The elements of a row are contiguous; a transposed source is
-/// unsupported.
+/// write_device() until its copies have arrived.
+///
+/// ```cpp
+/// const std::vector<float> down(64 * 1000);  // the trainer has it transposed
+/// const Source source = {.data = down.data(), .row_stride_bytes = 4, .col_stride_bytes = 64 * 4};
+/// ```
 struct Source {
   const void* data = nullptr;  ///< first element of the slice
   /// Bytes from one row of the slice to the next; 0: rows are contiguous (slice columns × element bytes).
   std::size_t row_stride_bytes = 0;
+  /// Bytes from one element of a row to the next; 0: they are contiguous. In host memory only: Errc::unsupported of a
+  /// device, which makes such a slice contiguous first.
+  std::size_t col_stride_bytes = 0;
   Device device = {};  ///< whose memory it is; Errc::unsupported for a CUDA device in a build without CUDA
   /// Of a CUDA device: the cudaStream_t on which the values become ready. The copy comes after what it has at the call.
   /// Null is CUDA's default stream.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "writer/copy_lines.hpp"
+#include "writer/copy_transposed.hpp"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -30,7 +31,7 @@ void copy_fence() noexcept {
 
 /// One row, if its rows follow each other without gaps.
 CopyJob flat(CopyJob job) noexcept {
-  if (job.to_stride == job.row_bytes && job.from_stride == job.row_bytes) {
+  if (job.from_col_stride == 0 && job.to_stride == job.row_bytes && job.from_stride == job.row_bytes) {
     job.row_bytes *= static_cast<std::size_t>(std::exchange(job.rows, 1));
   }
   return job;
@@ -47,6 +48,7 @@ void run_form(const CopyForm& form, std::byte* to, const std::byte* from, std::s
 /// Row by row on the calling thread, without the fence. From `stream_bytes_min` up a row may go past the caches.
 void copy_rows(const CopyForm& form, const CopyJob& given, std::size_t stream_bytes_min) noexcept {
   if (given.rows == 0 || given.row_bytes == 0) return;  // the source may be null
+  if (given.from_col_stride != 0) return copy_transposed(given);
   const CopyJob job = flat(given);
   for (std::uint64_t row = 0; row < job.rows; ++row) {
     std::byte* const to = job.to + row * job.to_stride;
@@ -80,7 +82,9 @@ void Copier::copy(std::span<const CopyJob> jobs) {
   const auto chunk = static_cast<std::size_t>(
       std::clamp<std::uint64_t>(bytes / (std::uint64_t{pool_.size()} * 4), kChunkBytesMin, kChunkBytesMax));
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    if (jobs[i].bytes() >= kParallelBytesMin) {
+    if (jobs[i].bytes() >= kParallelBytesMin && jobs[i].from_col_stride != 0) {
+      cut_transposed(jobs[i], chunk);
+    } else if (jobs[i].bytes() >= kParallelBytesMin) {
       cut(flat(jobs[i]), chunk);
     } else {
       append(jobs, i, chunk);
@@ -117,13 +121,30 @@ void Copier::cut(const CopyJob& job, std::size_t chunk) {
   }
 }
 
+/// A large job of which whole tiles are copied at a time: as bands of rows, or parts of these.
+void Copier::cut_transposed(const CopyJob& job, std::size_t chunk) {
+  const std::size_t band_cols = chunk / (kTransposedTile * job.element_bytes) / kTransposedTile * kTransposedTile;
+  const std::size_t cols = std::max(band_cols, kTransposedTile);
+  for (std::uint64_t row = 0; row < job.rows; row += kTransposedTile) {
+    for (std::size_t col = 0; col < job.cols(); col += cols) {
+      CopyJob part = job;
+      part.to += row * job.to_stride + col * job.element_bytes;
+      part.from += row * job.from_stride + col * job.from_col_stride;
+      part.rows = std::min<std::uint64_t>(kTransposedTile, job.rows - row);
+      part.row_bytes = std::min(cols, job.cols() - col) * job.element_bytes;
+      tasks_.push_back({parts_.size(), parts_.size() + 1, part.bytes(), 0, true});
+      parts_.push_back(part);
+    }
+  }
+}
+
 /// A small job, to the ones before it as long as they are less than a chunk.
 void Copier::append(std::span<const CopyJob> jobs, std::size_t i, std::size_t chunk) {
   if (tasks_.empty() || tasks_.back().is_part || tasks_.back().bytes >= chunk) tasks_.push_back({i, i, 0, 0, false});
   Task& run = tasks_.back();
   run.end = i + 1;
   run.bytes += jobs[i].bytes();
-  if (flat(jobs[i]).row_bytes >= kRunStreamBytesMin) run.streamed += jobs[i].bytes();
+  if (jobs[i].from_col_stride == 0 && flat(jobs[i]).row_bytes >= kRunStreamBytesMin) run.streamed += jobs[i].bytes();
 }
 
 /// On the calling thread. Each thread orders its own stores, before the pool's lock hands them over.

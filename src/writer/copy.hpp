@@ -12,7 +12,8 @@
 
 namespace deltasync {
 
-/// A rectangle of bytes: `rows` runs of `row_bytes`, each a stride after the one before.
+/// A rectangle of bytes: `rows` runs of `row_bytes`, each a stride after the one before. Its source may be transposed:
+/// then the elements of a run lie a stride apart.
 struct CopyJob {
   std::byte* to = nullptr;
   std::size_t to_stride = 0;
@@ -20,8 +21,11 @@ struct CopyJob {
   std::size_t from_stride = 0;
   std::uint64_t rows = 0;
   std::size_t row_bytes = 0;
+  std::size_t from_col_stride = 0;  ///< 0: the bytes of a run are contiguous
+  std::size_t element_bytes = 1;    ///< counts if they are not
 
   std::uint64_t bytes() const noexcept { return rows * row_bytes; }
+  std::size_t cols() const noexcept { return row_bytes / element_bytes; }
 };
 
 /// What copies into one segment. Used by one thread at a time.
@@ -57,6 +61,7 @@ class Copier {
     bool is_part;
   };
   void cut(const CopyJob& job, std::size_t chunk);
+  void cut_transposed(const CopyJob& job, std::size_t chunk);
   void append(std::span<const CopyJob> jobs, std::size_t i, std::size_t chunk);
   void copy_task(std::span<const CopyJob> jobs, const Task& task) noexcept;
 

@@ -74,6 +74,28 @@ Status WriterSession::begin(const Version& version, const CallOptions& call) {
   return {};
 }
 
+namespace {
+
+/// Of a source whose elements lie apart in a row. Rows may lie closer than columns.
+Status check_columns(const Tensor& tensor, const Rect& rect, const Source& source) {
+  const std::string context = "write " + tensor.spec.name + ": ";
+  if (!source.device.is_host() && source.col_stride_bytes != tensor.element_bytes) {
+    return Error(Errc::unsupported,
+                 context +
+                     "a column stride in a device's memory: make the slice contiguous there, or give it as host "
+                     "memory");
+  }
+  if (source.col_stride_bytes < tensor.element_bytes ||
+      (rect.rows > 1 && source.row_stride_bytes < tensor.element_bytes)) {
+    return Error(Errc::invalid_argument, context + "strides of " + std::to_string(source.row_stride_bytes) + " and " +
+                                             std::to_string(source.col_stride_bytes) +
+                                             " bytes: beside a column stride both are given, of an element at least");
+  }
+  return {};
+}
+
+}  // namespace
+
 Status WriterSession::check_source(const Tensor& tensor, const Rect& rect, const Source& source) const {
   const std::uint64_t row_bytes = rect.cols * tensor.element_bytes;
   // A view of memory that was given up keeps its offset.
@@ -82,6 +104,7 @@ Status WriterSession::check_source(const Tensor& tensor, const Rect& rect, const
     return Error(Errc::invalid_argument,
                  "write " + tensor.spec.name + ": the source has no memory (address " + std::to_string(address) + ")");
   }
+  if (source.col_stride_bytes != 0 && rect.cols > 1) return check_columns(tensor, rect, source);
   if (source.row_stride_bytes != 0 && source.row_stride_bytes < row_bytes && rect.rows > 1) {
     return Error(Errc::invalid_argument, "write " + tensor.spec.name + ": a row stride of " +
                                              std::to_string(source.row_stride_bytes) + " bytes is less than a row of " +
@@ -194,12 +217,16 @@ Result<CopyJob> WriterSession::accept(const SliceSource& item) {
     touched_[tensor] = fills_;
     ++report_.tensors;
   }
+  const auto width = static_cast<std::size_t>(t.element_bytes);
+  const bool apart = item.source.col_stride_bytes != 0 && item.source.col_stride_bytes != width && rect.cols > 1;
   return CopyJob{segment_->half(fill_->half).data() + t.offset + rect.row * t.row_bytes() + rect.col * t.element_bytes,
                  static_cast<std::size_t>(t.row_bytes()),
                  static_cast<const std::byte*>(item.source.data),
                  item.source.row_stride_bytes != 0 ? item.source.row_stride_bytes : row_bytes,
                  rect.rows,
-                 row_bytes};
+                 row_bytes,
+                 apart ? item.source.col_stride_bytes : 0,
+                 width};
 }
 
 Result<OffloadReport> WriterSession::commit(const CallOptions& call) {

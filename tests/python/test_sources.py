@@ -265,3 +265,33 @@ def test_another_capsule_is_refused() -> None:
     layout, _ = deltasync.layout_of({"a": torch.ones(4)})
     with pytest.raises(ValueError, match="PyCapsule"):
         PlainTensors(layout, {"a": 0}, (), torch.ones(1).__dlpack__())
+
+
+def test_matrices_whose_columns_lie_apart_are_written_as_they_lie(segment_name: str) -> None:
+    """Without a copy before, if no value is made of another."""
+    whole = torch.randn(200, 300, generator=torch.Generator().manual_seed(9))
+    lies = {
+        "transposed": whole.t(),
+        "every third": whole[1::2, ::3],
+        "of a column": whole.t()[:, 5:6],
+        "of a row": whole.t()[7:8],
+        "of a part": whole[:, 40:44].t(),
+        "of bytes": torch.arange(12, dtype=torch.uint8).view(3, 4).t(),
+    }
+    made = {"broadcast": torch.arange(5.0).expand(4, 5), "of halves": torch.randn(6, 4, 5).transpose(0, 1)}
+    for tensors, is_made in ((lies, False), (made, True)):
+        with deltasync.WeightManager(tensors, name=segment_name) as manager:
+            for _step in range(2):
+                report = manager.offload(tensors)
+                assert (report.temporary_bytes_max > 0) == (report.convert_s > 0) == is_made
+                with deltasync.Receiver(manager.endpoint) as receiver:
+                    receiver.update()
+                    got = dict(receiver.tensors())
+                    for name, tensor in tensors.items():
+                        assert torch.equal(got[name], tensor), name
+    with deltasync.WeightManager(lies, dtype={"transposed": "bfloat16"}, name=segment_name) as manager:
+        report = manager.offload(lies)
+        assert report.temporary_bytes_max == whole.nbytes // 2
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update()
+            assert torch.equal(dict(receiver.tensors())["transposed"], whole.t().bfloat16())

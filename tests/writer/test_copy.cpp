@@ -142,5 +142,41 @@ TEST(Copy, ManyJobsOfAllSizesOnOneAndThreeThreads) {
   }
 }
 
+TEST(Copy, TransposedSourcesOnOneAndThreeThreads) {
+  struct Shape {
+    std::uint64_t rows;
+    std::size_t cols;
+  };
+  // One element, edges of tiles, what several threads share: in bands of rows, and in parts of them.
+  const Shape shapes[] = {{1, 1}, {3, 200}, {64, 64}, {65, 129}, {2000, 1500}, {4, 900'000}, {900'000, 4}};
+  for (const unsigned threads : {1u, 3u}) {
+    Copier copier(threads, "copy");
+    for (const std::size_t width : {1u, 2u, 4u, 8u}) {
+      for (const auto& [rows, cols] : shapes) {
+        for (const bool by_columns : {true, false}) {
+          // Elements with gaps between them, columns first or rows first.
+          const std::size_t near = width + 1;
+          const std::size_t far = (by_columns ? static_cast<std::size_t>(rows) : cols) * near + 3;
+          const std::size_t from_stride = by_columns ? near : far;
+          const std::size_t from_col_stride = by_columns ? far : near;
+          const std::size_t to_stride = cols * width + 5;
+          const auto from = random_bytes(rows * from_stride + cols * from_col_stride + 16, rows);
+          std::vector<std::byte> to(rows * to_stride + 16, std::byte{0x5c});
+          std::vector<std::byte> expected = to;
+          for (std::uint64_t r = 0; r < rows; ++r) {
+            for (std::size_t c = 0; c < cols; ++c) {
+              std::memcpy(expected.data() + r * to_stride + c * width,
+                          from.data() + r * from_stride + c * from_col_stride, width);
+            }
+          }
+          const CopyJob job{to.data(), to_stride, from.data(), from_stride, rows, cols * width, from_col_stride, width};
+          copier.copy({&job, 1});
+          ASSERT_TRUE(to == expected) << rows << " x " << cols << " of " << width << " on " << threads;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace deltasync

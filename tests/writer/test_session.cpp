@@ -197,6 +197,51 @@ TEST_F(WriterSessionTest, ABatchIsAsGoodAsItsWritesOneByOne) {
   expect_works(*writer, 4);
 }
 
+TEST_F(WriterSessionTest, SlicesThatTheTrainerHasTransposed) {
+  auto writer = attach();
+  std::vector<std::vector<std::byte>> transposed;
+  std::vector<SliceSource> batch;
+  for (const std::uint32_t part : {1u, 0u, 2u}) {
+    for (const TensorSlice& s : share(layout(), part, 3)) {
+      const Tensor& t = layout().tensors()[s.tensor];
+      auto& memory = transposed.emplace_back(s.rect.elements() * t.element_bytes);
+      for (std::uint64_t r = 0; r < s.rect.rows; ++r) {
+        for (std::uint64_t c = 0; c < s.rect.cols; ++c) {
+          std::memcpy(
+              memory.data() + (c * s.rect.rows + r) * t.element_bytes,
+              model_.half.data() + t.offset + (s.rect.row + r) * t.row_bytes() + (s.rect.col + c) * t.element_bytes,
+              t.element_bytes);
+        }
+      }
+      batch.push_back({s,
+                       {.data = memory.data(),
+                        .row_stride_bytes = t.element_bytes,
+                        .col_stride_bytes = static_cast<std::size_t>(s.rect.rows * t.element_bytes)}});
+    }
+  }
+  ASSERT_TRUE(writer->begin(version(7, 1), soon()));
+  const auto status = writer->write(batch);
+  ASSERT_TRUE(status) << status.error().to_string();
+  const auto report = writer->commit(soon());
+  ASSERT_TRUE(report) << report.error().to_string();
+  EXPECT_EQ(report->bytes, layout().model_bytes());
+  ASSERT_TRUE(writer->wait_ready({7, 1}, soon()));
+  EXPECT_TRUE(agent_->served_bytes() == model_.half);
+
+  const std::uint32_t width = layout().tensors()[matrix()].element_bytes;
+  for (const auto& [rows, cols, device, code] : {std::tuple{0u, width * 8, Device{}, Errc::invalid_argument},
+                                                 std::tuple{width, width - 1, Device{}, Errc::invalid_argument},
+                                                 std::tuple{width, width * 8, Device{0}, Errc::unsupported}}) {
+    ASSERT_TRUE(writer->begin(version(7, 2), soon()));
+    const Source source = {
+        .data = model_.half.data(), .row_stride_bytes = rows, .col_stride_bytes = cols, .device = device};
+    const auto refused = writer->write(matrix(), source);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), code) << refused.error().to_string();
+    writer->abort();
+  }
+}
+
 TEST_F(WriterSessionTest, TensorWrittenTwice) {
   auto writer = attach();
   ASSERT_TRUE(writer->begin(version(7, 1), soon()));

@@ -50,12 +50,10 @@ class Exporter {
       DS_ASSIGN(const auto slices, export_slices(plan, copy, Dtype::bf16));
       const std::byte* piece = memory.data() + shards.at[copy.rank][copy.piece];
       for (const PlacedSlice& slice : slices) {
-        if (slice.col_stride != 2 && slice.rect.cols != 1) {
-          return Error(Errc::internal, slice.tensor + " is transposed, as none of this model is");
-        }
-        exporter.ranks_[copy.rank].slices.push_back(
-            {{copy.tensor, slice.rect},
-             {.data = piece + slice.offset, .row_stride_bytes = static_cast<std::size_t>(slice.row_stride)}});
+        exporter.ranks_[copy.rank].slices.push_back({{copy.tensor, slice.rect},
+                                                     {.data = piece + slice.offset,
+                                                      .row_stride_bytes = static_cast<std::size_t>(slice.row_stride),
+                                                      .col_stride_bytes = static_cast<std::size_t>(slice.col_stride)}});
         exporter.read_bytes_ += slice.rect.elements() * 2;
       }
     }

@@ -129,6 +129,8 @@ class Array:
     #: cudaStream_t on which the values become ready; 0 for the host.
     stream: int
     owner: Any
+    #: In bytes from one column to the next; 0: they are contiguous. Then the row stride is given.
+    col_stride: int = 0
 
     @property
     def rows_cols(self) -> tuple[int, int]:
@@ -168,18 +170,41 @@ def row_stride(shape: Sequence[int], strides: Sequence[int], width: int) -> int 
     return 0 if step == shape[-1] * width else step
 
 
+FSDP1_REMEDY = (
+    "train with FSDP2 (torch.distributed.fsdp.fully_shard), or offload(lambda: model.state_dict()) with "
+    "StateDictType.FULL_STATE_DICT, which gathers the model on each rank"
+)
+
+
 def check_tensor(value: Any, name: str) -> None:
-    """InvalidArgument unless it has a tensor's dtype and shape; ``name`` is for the message."""
+    """InvalidArgument unless it has a tensor's dtype and shape; Unsupported: what FSDP1 has flattened. ``name`` is for
+    the message."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise InvalidArgument(
             f"{name}: a {type(value).__name__} is no tensor; give one of torch or numpy, or anything with DLPack"
         )
+    if getattr(value, "_fsdp_flattened", False) or hasattr(value, "local_shards"):
+        raise Unsupported(f"{name}: FSDP1 has a part of it, in no shape of its own", FSDP1_REMEDY)
 
 
 def check_dense(value: Any, name: str) -> None:
     """InvalidArgument if it is a sparse tensor of torch, which has no rows in memory."""
     if is_torch_tensor(value) and value.layout is not sys.modules["torch"].strided:
         raise InvalidArgument(f"{name}: a {value.layout} tensor has no dense memory", "make it so: tensor.to_dense()")
+
+
+def transposed(value: Any, name: str) -> Array | None:
+    """As :func:`describe`, of a matrix in host memory whose columns lie apart; None of anything else."""
+    if not is_torch_tensor(value) or value.device.type != "cpu" or value.layout is not sys.modules["torch"].strided:
+        return None
+    if value.ndim != 2 or min(value.shape) < 1 or value.is_conj() or value.is_neg():
+        return None
+    rows, cols = value.stride()
+    if value.shape[1] == 1 or cols <= 1 or (value.shape[0] > 1 and rows < 1):
+        return None  # contiguous, or broadcast
+    width = value.element_size()
+    dtype = dtype_name(value.dtype, name)
+    return Array(value.data_ptr(), tuple(value.shape), max(rows, 1) * width, dtype, -1, 0, value, cols * width)
 
 
 def describe(value: Any, name: str) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from . import _native
 from ._gathering import Gathering
+from ._made import Made
 from ._native import Version
 
 
@@ -25,18 +26,22 @@ class OffloadReport:
     tensors: int
     #: The tensors that were cast here on their way, with safetensors' names of their own dtype and of the layout's.
     cast: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
-    #: Of tensors that ranks of Megatron put together, on this rank: waiting for other ranks' elements; packing own ones
-    #: and making tensors; bytes that were alive for it at most. 0 if there were none.
+    #: On this rank: waiting for other ranks' elements, of tensors of Megatron that are put together; making tensors
+    #: that are no memory of the trainer's (cast, added to, quantised, put together); bytes of these and of buckets that
+    #: were alive at most. What is quantised needs a band of fp32 values beside them. 0 if there were none.
     gather_s: float = 0.0
     convert_s: float = 0.0
     temporary_bytes_max: int = 0
 
     @classmethod
     def of(
-        cls, report: _native.OffloadReport, cast: Mapping[str, tuple[str, str]], gathering: Gathering | None
+        cls, report: _native.OffloadReport, cast: Mapping[str, tuple[str, str]], made: Made, gathering: Gathering | None
     ) -> OffloadReport:
         """Of what the writer reported; ``cast`` has the tensors that were published in another dtype."""
-        gathered = (gathering.gather_s, gathering.convert_s, gathering.temporary_bytes_max) if gathering else ()
+        gather_s, convert_s, bytes_max = 0.0, made.seconds, made.bytes_max
+        if gathering:  # which begins when the others are written
+            gather_s, convert_s = gathering.gather_s, convert_s + gathering.convert_s
+            bytes_max = max(bytes_max, gathering.temporary_bytes_max)
         return cls(
             report.version,
             report.guard_s,
@@ -46,7 +51,9 @@ class OffloadReport:
             report.nbytes,
             report.tensors,
             dict(cast),
-            *gathered,
+            gather_s,
+            convert_s,
+            bytes_max,
         )
 
     def __str__(self) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from . import _checks
-from ._arrays import OWN_TENSORS, cast_to, check_tensor, describe, memory_shape, shares_memory
+from ._arrays import OWN_TENSORS, cast_to, check_tensor, describe, memory_shape, shares_memory, transposed
 from ._checkpoints import check_checkpoint
 from ._deadlines import end_of, left, seconds
 from ._export_boxes import ExportedBox
 from ._gathered import BUCKET_BYTES as GATHERED_BYTES
 from ._gathering import Gathering
 from ._group import Group
+from ._made import Made
 from ._megatron_manager import export_of
 from ._modules import checkpoint_name, checkpoint_names, is_module
 from ._native import Batch, Layout, PlainTensors, Sidecar, Version, Writer
@@ -139,6 +140,8 @@ class WeightManager:
         self._gathering: Gathering | None = None
         #: Of the version that is written, what was cast: by name, from and to which dtype.
         self._cast: dict[str, tuple[str, str]] = {}
+        #: Of the version that is written, what tensors were made here on their way.
+        self._made = Made()
         #: Sources of copies that may be under way on a device: until the commit, or the begin after a failure.
         self._written: list[Batch] = []
         self._plain: PlainTensors | None = None
@@ -260,7 +263,7 @@ class WeightManager:
             raise
         self._offloading = True
         before = self._newest()
-        self._cast = {}
+        self._cast, self._made = {}, Made()
         try:
             if self._across:
                 self._across.require_same(f"version {version or wanted.number} {label!r}")
@@ -273,7 +276,7 @@ class WeightManager:
             self._write_all(source, end)
             if self._gathering:
                 self._write_gathered(self._gathering, wanted, end)
-            report = OffloadReport.of(self._writer.commit(left(end)), self._cast, self._gathering)
+            report = OffloadReport.of(self._writer.commit(left(end)), self._cast, self._made, self._gathering)
             self._written.clear()
         except BaseException as error:
             self._writer.abort()
@@ -355,7 +358,6 @@ class WeightManager:
     def _write_all(self, source: TensorSource, end: float) -> None:
         batch = Batch()
         wait = not source.stay  # else the sources of copies that are under way on a device stay as they are
-        cast = 0
         for item in self._odd(source, batch):
             name, tensor = as_pair(item, "offload: tensors")
             index = self._index_of(name)
@@ -365,16 +367,17 @@ class WeightManager:
                 raise NotFound(f"offload: the layout has no tensor '{name}'", OWN_TENSORS)
             if self._add(batch, index, name, tensor):
                 wait = True
-                cast += self._bytes[index]
             source.note(tensor)
             # A generator may make its next tensor in the memory of this one.
-            if not source.stay or cast >= BUCKET_BYTES:
+            if not source.stay or self._made.alive >= BUCKET_BYTES:
                 self._writer.write_batch(batch, wait, left(end))
                 batch.clear()
-                wait, cast = not source.stay, 0
+                self._made.drop()
+                wait = not source.stay
         if not wait:
             self._written.append(batch)
         self._writer.write_batch(batch, wait, left(end))
+        self._made.drop()
 
     def _write_gathered(self, gathering: Gathering, version: Version, end: float) -> None:
         """The tensors that are put together here, one by one; all ranks take part."""
@@ -443,11 +446,17 @@ class WeightManager:
         if part is None:
             return False
         own, rects = part
+        began = time.monotonic()
         memory = own.memory() if isinstance(own, ExportedBox) else own
-        array = describe(memory, name)
+        array = transposed(memory, name) or describe(memory, name)
         if array.dtype != self._dtypes[index]:
             self._cast[name] = (array.dtype, self._dtypes[index])
-            array = describe(cast_to(memory, name, array.dtype, self._dtypes[index]), name)
+            made = cast_to(memory, name, array.dtype, self._dtypes[index])
+            array = transposed(made, name) or describe(made, name)
+        own_memory = own.piece if isinstance(own, ExportedBox) else memory
+        is_copy = not shares_memory(array, own_memory)
+        if is_copy:
+            self._made.note(own_memory, memory, array.owner, time.monotonic() - began)
         step = array.row_stride or array.rows_cols[1] * self.layout[index].element_bytes
         for rect in rects:
             place = index, rect.row, rect.col
@@ -462,8 +471,9 @@ class WeightManager:
                 array.device,
                 array.stream,
                 array.owner,
+                array.col_stride,
             )
-        return not shares_memory(array, own.piece if isinstance(own, ExportedBox) else memory)
+        return is_copy
 
     def _register_plan(self, source: TensorSource, end: float) -> TensorSource:
         """Tells the agent which parts this process writes, if they are not those that were agreed on."""
