@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from dataclasses import dataclass
 
 import pytest
 from deltasync import errors
+from deltasync._native import ExportCopy
 
 torch = pytest.importorskip("torch")
 
 from deltasync._export_boxes import ExportedBox, places  # noqa: E402
 from deltasync._export_copies import Sources, positions, target_of  # noqa: E402
 
-
-@dataclass
-class Copy:
-    """As the planner's."""
-
-    counts: list[int]
-    source_strides: list[int]
-    target_strides: list[int]
-    source_offset: int = 0
-    target_offset: int = 0
-    add: float = 0.0
-    tensor: int = 0
-    piece: int = 0
-    row: str = "mine:3"
+Copy = functools.partial(ExportCopy, row="mine:3")
 
 
-def written(copies: list[Copy], shape: list[int], pieces: list[torch.Tensor]) -> torch.Tensor:
+def written(copies: list[ExportCopy], shape: list[int], pieces: list[torch.Tensor]) -> torch.Tensor:
     """What the rectangles write into a tensor of this shape."""
     out = torch.full(shape, -1.0)
     rows = out.view(-1, shape[-1])
@@ -43,7 +31,7 @@ def written(copies: list[Copy], shape: list[int], pieces: list[torch.Tensor]) ->
     return out
 
 
-def random_copy(seed: int) -> tuple[Copy, list[int], torch.Tensor]:
+def random_copy(seed: int) -> tuple[ExportCopy, list[int], torch.Tensor]:
     """A box of a tensor, perhaps with dimensions in another order in the piece, as few steps as possible."""
     chance = random.Random(seed)
     shape = [chance.randint(1, 6) for _ in range(chance.randint(1, 4))]

@@ -1,9 +1,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "export/plan.hpp"
+#include "export/rectangles.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
 
@@ -31,6 +33,49 @@ std::vector<PlannedCopy> copies_of(const ExportPlan& plan) {
     PlannedCopy& planned = out.emplace_back();
     static_cast<ExportCopy&>(planned) = copy;
     planned.label = plan.rows[copy.row];
+  }
+  return out;
+}
+
+using Numbers = std::vector<std::uint64_t>;
+
+PlannedCopy make_copy(const Numbers& counts, const Numbers& sources, const Numbers& targets, std::uint64_t from,
+                      std::uint64_t to, double add, std::uint32_t tensor, std::uint32_t piece, std::string row) {
+  if (counts.size() != sources.size() || counts.size() != targets.size()) {
+    throw nb::value_error("ExportCopy: as many strides as counts");
+  }
+  PlannedCopy copy;
+  copy.tensor = tensor;
+  copy.piece = piece;
+  copy.source_offset = from;
+  copy.target_offset = to;
+  copy.add = add;
+  copy.label = std::move(row);
+  for (std::size_t i = 0; i < counts.size(); ++i) copy.steps.push_back({counts[i], sources[i], targets[i]});
+  return copy;
+}
+
+/// tensor; row, column, rows, columns; of each run piece, offset, row stride, column stride; add.
+using PlainRun = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+using PlainRect = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+using PlainRectangle = std::tuple<std::uint32_t, PlainRect, std::vector<PlainRun>, double>;
+
+std::vector<PlainRectangle> rectangles(const std::vector<PlannedCopy>& planned, std::uint64_t cols,
+                                       const std::string& what, std::size_t most) {
+  const std::vector<ExportCopy> copies(planned.begin(), planned.end());
+  const exporting::Rectangles found = exporting::rectangles_of(copies, cols, most);
+  if (found.apart != nullptr) {
+    const std::string& row = planned[static_cast<std::size_t>(found.apart - copies.data())].label;
+    throw Failure{Error(Errc::unsupported, what + ": row " + row +
+                                               " of the page moves elements one by one, which direct export does "
+                                               "not do")};
+  }
+  std::vector<PlainRectangle> out;
+  out.reserve(found.made.size());
+  for (const auto& [tensor, rect, runs, add] : found.made) {
+    std::vector<PlainRun> plain;
+    for (const exporting::Run& run : runs) plain.emplace_back(run.piece, run.offset, run.row_stride, run.col_stride);
+    out.emplace_back(tensor, PlainRect{rect.row, rect.col, rect.rows, rect.cols}, std::move(plain), add);
   }
   return out;
 }
@@ -73,6 +118,8 @@ void bind_export(nb::module_& module) {
   nb::class_<PlannedCopy>(module, "ExportCopy",
                           "Elements of a piece of a rank that are elements of a tensor. Offsets and strides are in "
                           "elements: of the piece, without gaps, and of the whole tensor.")
+      .def(nb::new_(&make_copy), "counts"_a, "source_strides"_a, "target_strides"_a, "source_offset"_a = 0,
+           "target_offset"_a = 0, "add"_a = 0.0, "tensor"_a = 0, "piece"_a = 0, "row"_a = "")
       .def_ro("tensor", &PlannedCopy::tensor, "Index in the layout.")
       .def_ro("rank", &PlannedCopy::rank)
       .def_ro("piece", &PlannedCopy::piece, "Index of those that the rank gave.")
@@ -99,6 +146,10 @@ void bind_export(nb::module_& module) {
       .def_ro("constants", &ExportPlan::constants, "Layout indices of tensors that have the model directory's bytes.")
       .def_ro("ignored", &ExportPlan::ignored, "Tensors of the trainer that go nowhere.")
       .def("to_json", [](const ExportPlan& plan) { return exporting::to_json(plan); });
+  module.def(
+      "export_rectangles", &rectangles, "copies"_a, "cols"_a, "what"_a, "most"_a = exporting::kRectanglesMax,
+      "Of copies to one tensor, which has so many columns: (tensor, (row, col, rows, cols), [(piece, offset, row "
+      "stride, column stride), …], add). Unsupported: more than `most` of one copy; names `what`.");
   module.def(
       "plan_export", &make_plan, "families"_a, "config"_a, "layout"_a, "shards"_a,
       "ignored"_a = std::vector<std::string>(),
