@@ -269,6 +269,34 @@ def transformers_model() -> None:
         assert hf.form_of(model)[0].views_only == (config != "joined")
 
 
+def fsdp1(original: bool) -> None:
+    """Its flat parameters are refused, by name and with what to do, and that is right."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(5)
+    inner = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+    expected = {name: tensor.clone() for name, tensor in inner.state_dict().items()}
+    wrapped = FullyShardedDataParallel(inner, use_orig_params=original, device_id=torch.device("cpu"))
+    given = list(wrapped.named_parameters())
+
+    def refused(names: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except errors.Unsupported as error:
+            assert names in str(error) and "fully_shard" in str(error) and "FULL_STATE_DICT" in str(error), error
+        else:
+            raise AssertionError(f"{names} was taken")
+
+    refused("FlatParameter", lambda: Pair("fsdp1", wrapped))
+    refused("FlatParameter", lambda: Pair("fsdp1", torch.nn.Sequential(wrapped)))
+    refused(given[0][0], lambda: Pair("fsdp1", given))
+    with Pair(f"fsdp1-{original}", expected) as pair:
+        refused("FSDP1", lambda: pair.manager.offload(wrapped))
+        refused("FSDP1", lambda: pair.manager.offload([(name, given[0][1]) for name in expected]))
+        pair.manager.offload(lambda: wrapped.state_dict())
+        pair.compare(expected)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "steps": lambda: steps(None),
     "steps in bf16": lambda: steps(torch.bfloat16),
@@ -277,6 +305,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "rank 0 fails": lambda: failures(0),
     "rank 1 fails": lambda: failures(1),
     "beginnings": beginnings,
+    "fsdp1": lambda: fsdp1(False),
+    "fsdp1, original": lambda: fsdp1(True),
 }
 
 

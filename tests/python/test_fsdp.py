@@ -9,7 +9,10 @@ from torch_ranks import require_ok, what_ranks_found
 
 pytest.importorskip("torch")
 
-CHECKS = ["steps", "steps in bf16", "placements", "transformers", "rank 0 fails", "rank 1 fails", "beginnings"]
+CHECKS = [
+    *("steps", "steps in bf16", "placements", "transformers", "rank 0 fails", "rank 1 fails", "beginnings"),
+    *("fsdp1", "fsdp1, original"),
+]
 
 
 @pytest.fixture(scope="module")

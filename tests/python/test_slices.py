@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -130,6 +131,43 @@ def test_fsdp_over_tensor_parallelism(fake_ranks, rows: int) -> None:
     assert firsts == [0, rows // 2, rows // 4, rows * 3 // 4]
 
 
+def said(tensor: object, offset: Sequence[int]) -> object:
+    """As Megatron-FSDP says of a DTensor where its part lies."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    local = tensor._local_tensor
+    chunk = ChunkStorageMetadata(offsets=torch.Size(offset), sizes=local.shape)
+    local.__create_chunk_list__ = lambda: [chunk]
+    return tensor
+
+
+@pytest.mark.parametrize("rows", [[1, 5, 0], [0, 6, 0], [2, 2, 2], [0, 0, 6], [3, 1, 2]])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_uneven_parts_that_say_where_they_lie(fake_ranks, rows: list[int], replicas: int) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    whole = torch.arange(1, 19).reshape(6, 3)
+    view = np.zeros((6, 3), np.int64)
+    writers = []
+    for mesh in fake_ranks((replicas, 3) if replicas > 1 else (3,)):
+        at = mesh.get_coordinate()[-1]
+        first = sum(rows[:at])
+        placements = [Replicate(), Shard(0)][-mesh.ndim :]
+        part = whole[first : first + rows[at]]
+        make = functools.partial(DTensor.from_local, part, mesh, placements, run_check=False)
+        tensor = make(shape=whole.shape, stride=whole.stride())
+        if replicas == 1 and rows[at] != 2:  # as torch would divide them
+            with pytest.raises(Unsupported, match="uneven_dtensor"):
+                local_block(tensor, "w")
+        block = local_block(said(tensor, (first, 0)), "w")
+        if block is not None:
+            local, offset, size = block
+            writers.append((mesh.get_rank(), at))
+            write(view, local.numpy(), local_rects(whole.shape, offset, size))
+    assert np.array_equal(view, whole.numpy())
+    assert writers == [(at, at) for at in range(3) if rows[at]]  # of the first replica
+
+
 def test_parts_that_are_no_block_are_refused(fake_ranks) -> None:
     from torch.distributed.tensor import DTensor, Partial, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -144,3 +182,8 @@ def test_parts_that_are_no_block_are_refused(fake_ranks) -> None:
         )
         with pytest.raises(Unsupported, match=r"w: its local part is \[3, 2\]"):
             local_block(wrong, "w")
+        with pytest.raises(Unsupported, match=r"beyond its \[4, 2\]"):
+            local_block(said(wrong, (2, 0)), "w")
+        with pytest.raises(Unsupported, match="only Shard and Replicate"):
+            part = DTensor.from_local(torch.zeros(4, 2), mesh, [Partial()], run_check=False)
+            local_block(said(part, (0, 0)), "w")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ._arrays import FSDP1_REMEDY
+from .errors import Unsupported
+
 #: torch.compile's module, whose name stands in the names of what is in it.
 _COMPILED = "_orig_mod"
 #: The same of DistributedDataParallel and DataParallel.
@@ -26,6 +29,14 @@ def unwrapped(model: Any) -> Any:
             break
         model = inner
     return model
+
+
+def check_not_flattened(module: Any) -> None:
+    """Unsupported if FSDP1 has its parameters, or those of a part of it, in flat ones."""
+    for name, part in module.named_modules() if hasattr(module, "named_modules") else ():
+        kind = type(part)
+        if kind.__name__ == "FullyShardedDataParallel" and kind.__module__.startswith("torch.distributed.fsdp"):
+            raise Unsupported(f"{name or 'model'}: FSDP1 has its parameters as one FlatParameter", FSDP1_REMEDY)
 
 
 def checkpoint_name(name: str) -> str:

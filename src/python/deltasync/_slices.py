@@ -102,34 +102,57 @@ class ShardedView:
 def local_block(tensor: Any, name: str, near: Container[int] | None = None) -> tuple[Any, list[int], list[int]] | None:
     """This rank's part of a DTensor: (local tensor, offset, size), both in elements of each dimension; None if another
     rank writes it (the first that has a replica does, of those that are `near`, by global rank) or there is nothing of
-    it here. Unsupported: a placement that is neither Shard nor Replicate, or parts that are not one block."""
+    it here. Unsupported: a placement that is neither Shard nor Replicate; parts that are not one block, or are other
+    than torch divides without saying where they lie."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None
-    cuts = _cuts(tensor, name)
+    said = _said_block(tensor, name)
+    cuts = _cuts(tensor, name, ordered=said is None)
     cut_in = {mesh_dim for mesh_dim, _ in cuts}
     alike = mesh.mesh[tuple(index if dim in cut_in else slice(None) for dim, index in enumerate(coordinate))]
     if next(rank for rank in alike.flatten().tolist() if near is None or rank in near) != mesh.get_rank():
         return None
+    local = tensor.to_local()
+    offset, size = _chunk(tensor, cuts, coordinate) if said is None else said
+    if list(local.shape) != size and (0 not in size or local.numel()):
+        raise Unsupported(
+            f"{name}: its local part is {list(local.shape)}, but {size} as {tensor.placements}",
+            "parts of Megatron-FSDP are uneven, which megatron_fsdp.uneven_dtensor's "
+            "preprocess_state_dict_for_uneven_dtensor() says of a state_dict",
+        )
+    return None if 0 in size else (local, offset, size)
+
+
+def _chunk(tensor: Any, cuts: list[tuple[int, int]], coordinate: Sequence[int]) -> tuple[list[int], list[int]]:
+    """As torch.chunk divides: equal chunks, the last ones smaller or empty."""
     offset = [0] * tensor.ndim
     size = list(tensor.shape)
     for mesh_dim, dim in cuts:
-        # As torch.chunk divides: equal chunks, the last ones smaller or empty.
-        chunk = -(-size[dim] // mesh.size(mesh_dim))
+        chunk = -(-size[dim] // tensor.device_mesh.size(mesh_dim))
         begin = min(coordinate[mesh_dim] * chunk, size[dim])
         offset[dim] += begin
         size[dim] = min(chunk, size[dim] - begin)
-    if math.prod(size) == 0:
+    return offset, size
+
+
+def _said_block(tensor: Any, name: str) -> tuple[list[int], list[int]] | None:
+    """Of a part that says itself where it lies, as torch's checkpoints ask it: Megatron-FSDP divides unevenly."""
+    said = getattr(tensor._local_tensor, "__create_chunk_list__", None)
+    if said is None:
         return None
-    local = tensor.to_local()
-    if list(local.shape) != size:
-        raise Unsupported(f"{name}: its local part is {list(local.shape)}, but {size} as {tensor.placements}")
-    return local, offset, size
+    chunks = said()
+    if len(chunks) != 1:
+        raise Unsupported(f"{name}: its local part is {len(chunks)} blocks, and one is written")
+    offset, size = list(chunks[0].offsets), list(chunks[0].sizes)
+    if any(a + n > whole for a, n, whole in zip(offset, size, tensor.shape, strict=True)):
+        raise Unsupported(f"{name}: its local part of {size} at {offset} is beyond its {list(tensor.shape)}")
+    return offset, size
 
 
-def _cuts(tensor: Any, name: str) -> list[tuple[int, int]]:
-    """(mesh dimension, tensor dimension) of each cut, in the order in which they were made.
+def _cuts(tensor: Any, name: str, *, ordered: bool = True) -> list[tuple[int, int]]:
+    """(mesh dimension, tensor dimension) of each cut, in the order in which they were made if that is to be known.
 
     FSDP2 over tensor parallelism cuts what the latter has cut before, although it is the mesh dimension to the left of
     it: torch says so by _StridedShard, with the number of parts that there were."""
@@ -147,7 +170,7 @@ def _cuts(tensor: Any, name: str) -> list[tuple[int, int]]:
                 for i, other in enumerate(tensor.placements)
                 if i > mesh_dim and getattr(other, "dim", None) == placement.dim
             )
-            if placement.split_factor != before:
+            if ordered and placement.split_factor != before:
                 raise Unsupported(f"{name}: placed as {tensor.placements}, parts of {placement} are not one block")
             later.append((mesh_dim, placement.dim))
         elif isinstance(placement, Shard):

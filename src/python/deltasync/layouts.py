@@ -9,7 +9,7 @@ from typing import Any
 from . import _checks, _native, hf
 from ._arrays import check_dense, check_tensor, dtype_name, file_shape
 from ._dtypes import cast_specs
-from ._modules import checkpoint_name, checkpoint_names, is_module, unwrapped
+from ._modules import check_not_flattened, checkpoint_name, checkpoint_names, is_module, unwrapped
 from ._native import Layout, Sidecar, TensorSpec
 from .errors import InvalidArgument
 
@@ -18,7 +18,8 @@ def module_tensors(module: Any) -> Iterator[tuple[str, Any]]:
     """Names and tensors of a torch module as its checkpoint has them: parameters and persistent buffers in the order of
     ``state_dict()``, the tensors themselves and not copies, without what torch.compile and DDP put into names. One that
     occurs under several names (tied weights) comes under the first only. A model of transformers: as
-    :func:`deltasync.hf.tensors` has it."""
+    :func:`deltasync.hf.tensors` has it. Unsupported: of FSDP1."""
+    check_not_flattened(module)
     if hf.is_hf_module(module):
         yield from hf.tensors(module)
         return
@@ -53,6 +54,7 @@ def module_memory(module: Any, published: Iterable[str]) -> dict[str, Any]:
 
 def _module_specs(module: Any) -> Iterable[tuple[str, Any]]:
     """As :func:`module_tensors`, of tensors that may have no memory."""
+    check_not_flattened(module)
     return hf.form_of(module)[0].specs.items() if hf.is_hf_module(module) else module_tensors(module)
 
 
