@@ -99,6 +99,39 @@ def attention(
             m.same(f"{mc}.{name}.weight", f"{at}.{which}_norm.weight", heads * HEAD)
 
 
+RANK = 4
+
+
+def adapter(m: Model, mc: str, at: str, kind: str, apart: bool) -> None:
+    """LoRA of a module with `kind` of parts ("qkv", "gated", "": none). `apart`: each part has one of its own."""
+    sizes = {"qkv": {"q": HEADS * HEAD, "k": GROUPS * HEAD, "v": GROUPS * HEAD}, "gated": {"gate": FFN, "up": FFN}}
+    mc += ".adapter"
+    if not kind:
+        m.same(f"{mc}.linear_in.weight", f"{at}.lora_A.weight", RANK, FFN)
+        m.same(f"{mc}.linear_out.weight", f"{at}.lora_B.weight", HIDDEN, RANK)
+        return
+    shared: Any = None
+    outs = {}
+    for part, size in sizes[kind].items():
+        name = f"{at}.{part}_proj"
+        if apart:
+            m.same(f"{mc}.adapter_{part}.linear_in.weight", f"{name}.lora_A.weight", RANK, HIDDEN)
+            m.same(f"{mc}.adapter_{part}.linear_out.weight", f"{name}.lora_B.weight", size, RANK)
+            continue
+        if shared is None:
+            shared = m.new(f"{name}.lora_A.weight", RANK, HIDDEN)
+            m.has(f"{mc}.linear_in.weight", shared)
+        m.hf[f"{name}.lora_A.weight"] = shared
+        outs[part] = m.new(f"{name}.lora_B.weight", size, RANK)
+    if apart:
+        return
+    if kind == "gated":
+        gated(m, f"{mc}.linear_out", outs["gate"], outs["up"])
+        return
+    each = [np.split(outs[part], GROUPS) for part in "qkv"]
+    m.has(f"{mc}.linear_out.weight", np.concatenate([one[group] for group in range(GROUPS) for one in each]))
+
+
 def norms(m: Model, mc: str, layer: str, inner: str = "self_attention.linear_qkv") -> None:
     """`inner`: what the input's norm is fused with, or its whole name."""
     name = inner if inner.endswith("weight") else m.either(f"{inner}.layer_norm_weight", "input_layernorm.weight")

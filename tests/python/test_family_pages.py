@@ -51,6 +51,20 @@ def llama(m: Model) -> None:
         m.constant(f"{at}.self_attn.rotary_emb.inv_freq")
 
 
+def adapters(apart: bool) -> Make:
+    """Of llama's modules: LoRA of the fused ones, or of each by itself."""
+
+    def make(m: Model) -> None:
+        for mc, at in layers(m):
+            at = f"base_model.model.{at}"
+            parts.adapter(m, f"{mc}.self_attention.linear_qkv", f"{at}.self_attn", "qkv", apart)
+            parts.adapter(m, f"{mc}.self_attention.linear_proj", f"{at}.self_attn.o_proj", "", apart)
+            parts.adapter(m, f"{mc}.mlp.linear_fc1", f"{at}.mlp", "gated", apart)
+            parts.adapter(m, f"{mc}.mlp.linear_fc2", f"{at}.mlp.down_proj", "", apart)
+
+    return make
+
+
 def moe(packed: str = "", shared: str = "") -> Make:
     def make(m: Model) -> None:
         m.config["num_experts"] = parts.EXPERTS
@@ -216,6 +230,8 @@ def seeing(make: Make, tower: str) -> Make:
 IN_MODEL = {"hf_prefix": "model.language_model.", "mcore_prefix": "language_model."}
 MODELS: dict[str, tuple[str, Make, dict[str, str]]] = {
     "llama": ("LlamaForCausalLM", llama, {}),
+    "llama, adapters": ("LlamaForCausalLM", adapters(apart=False), {}),
+    "llama, adapters apart": ("LlamaForCausalLM", adapters(apart=True), {}),
     "qwen3-moe": ("Qwen3MoeForCausalLM", moe(), {}),
     "qwen3-moe, packed": ("Qwen3MoeForCausalLM", moe("as"), {}),
     "qwen2-moe": ("Qwen2MoeForCausalLM", moe(shared="shared_expert"), {}),

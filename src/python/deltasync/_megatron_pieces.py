@@ -10,6 +10,7 @@ from typing import Any
 
 from ._arrays import dtype_name
 from ._modules import is_module
+from ._slices import is_dtensor
 from .errors import InvalidArgument, Unsupported
 
 
@@ -68,9 +69,10 @@ class RankPieces:
     parameter whose memory is not of its dtype (fp8 primary weights), or a piece that is no view of a parameter.
     """
 
-    def __init__(self, chunks: Any) -> None:
+    def __init__(self, chunks: Any, *, adapters: bool = False) -> None:
+        """`adapters`: only what modules called `adapter` have, as Megatron-Bridge's LoRA has them."""
         self._chunks = as_chunks(chunks)
-        self.pieces = list(_pieces(self._chunks))
+        self.pieces = [piece for piece in _pieces(self._chunks) if not adapters or ".adapter." in piece.key]
         self._forms = {key: _form(owner) for key, owner in self._owners().items()}
 
     def _owners(self) -> dict[tuple[int, str], Any]:
@@ -182,6 +184,11 @@ def _owners(module: Any) -> list[_Owner]:
 def _check_plain(tensor: Any, name: str) -> None:
     import torch
 
+    if is_dtensor(tensor):
+        raise Unsupported(
+            f"{name}: a DTensor of Megatron-FSDP, of which sharded_state_dict() does not say what this rank has",
+            "WeightManager(hf, process_group=True), and offload() pairs of the checkpoint's names and such DTensors",
+        )
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise Unsupported(
             f"{name}: a {type(tensor).__name__}, whose memory is not what its dtype ({tensor.dtype}) says",

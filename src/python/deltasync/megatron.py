@@ -46,6 +46,8 @@ MODES = ("direct", "gathered", "auto")
 _SHORT_S = 60.0
 #: Of a rank, that a proof tells the others.
 _DIFFERENCES = 64
+#: What peft calls the config of an adapter.
+_ADAPTER = "adapter_config.json"
 #: Of a row of the page, that are explained; a guess may look at all other tensors.
 _GUESSES = 2
 
@@ -251,7 +253,9 @@ def plan(
 ) -> ExportPlan:
     """How the tensors of the directory ``hf`` are made of what all ranks hold. Reads names and shapes, no weights.
 
-    ``model_chunks``: what this rank trains: a GPTModel, or the list of its chunks, in whichever wrappers.
+    ``model_chunks``: what this rank trains: a GPTModel, or the list of its chunks, in whichever wrappers. ``hf``: a
+    directory of an adapter (``adapter_config.json``, which names the base model's directory) has a LoRA's tensors, and
+    only these are exported.
     ``tables``: pages of your own, looked at before those that come along. ``ignored``: patterns of the trainer's
     tensors that are not exported. ``process_group``: by default all processes of torch.distributed, if there are any.
     ``mode``: what each rank writes of a version itself. "direct": all of it, out of its own memory. "gathered":
@@ -273,7 +277,7 @@ def plan(
     def mine() -> dict[str, Any]:
         layout, sidecar = _native.read_hf_directory(directory, 1)
         config = _config_of(directory)
-        pieces = RankPieces(model_chunks)
+        pieces = RankPieces(model_chunks, adapters=_is_of_adapter(directory))
         here.append((pieces, config, layout, sidecar))
         same = hashlib.sha256(repr([config, own, unwanted, layout.digest, mode]).encode()).hexdigest()
         return {"same": same, "pieces": pieces.described()}
@@ -350,17 +354,34 @@ def _listed(what: str, values: Any) -> list[Any]:
 
 
 def _config_of(directory: Path) -> str:
-    file = directory / "config.json"
+    """The text of config.json; of an adapter that of its base model, which may be quantised as adapters are not."""
+    if not _is_of_adapter(directory):
+        return _json_of(directory / "config.json", "it names the model's architecture")[0]
+    if (directory / "config.json").exists():
+        base = directory
+    else:
+        said = _json_of(directory / _ADAPTER, "")[1].get("base_model_name_or_path")
+        base = directory / str(said or "")  # which is the path itself, if that is absolute
+    config = _json_of(base / "config.json", f"put the base model's config.json beside {_ADAPTER}")[1]
+    config.pop("quantization_config", None)
+    return json.dumps(config)
+
+
+def _is_of_adapter(directory: Path) -> bool:
+    return (directory / _ADAPTER).exists()
+
+
+def _json_of(file: Path, remedy: str) -> tuple[str, dict[str, Any]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
         said = json.loads(text)
     except OSError as error:
-        raise IoError(f"{file}: {error.strerror}", "it names the model's architecture") from error
+        raise IoError(f"{file}: {error.strerror}", remedy) from error
     except ValueError as error:
         raise InvalidArgument(f"{file}: no JSON: {error}") from error
     if not isinstance(said, dict):
         raise InvalidArgument(f"{file}: no JSON object")
-    return text
+    return text, said
 
 
 def _files_of(plan: ExportPlan, directory: str) -> HfFiles:
