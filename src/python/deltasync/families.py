@@ -18,7 +18,8 @@ def names() -> list[str]:
 
 
 def load(path: str | os.PathLike[str]) -> Family:
-    """A page of your own, for ``tables=``. NotFound; InvalidArgument, which names the line."""
+    """A page of your own: whether it can be read, before its path is given as ``tables=``. NotFound; InvalidArgument,
+    which names the line."""
     return Family.parse(*read_page(path))
 
 

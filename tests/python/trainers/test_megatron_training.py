@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,99 @@ def test_each_version_is_what_megatron_saves(whole: Any, name: str, layout: Para
         return wrong
 
     assert run_ranks(1, compare, tmp_path) == [[]]
+
+
+def test_readmes_integration_as_it_stands(whole: Any, tmp_path: Path) -> None:
+    model = whole("qwen3_moe", torch.bfloat16)
+    layout = Parallel(tp=2, ep=2, etp=1)
+    readme = Path(__file__).resolve().parents[3] / "README.md"
+    (code,) = re.findall(r"^```python\n([^`]*model_chunks.*?)^```$", readme.read_text(), re.DOTALL | re.MULTILINE)
+    for said, here in (("Qwen3-30B-A3B", str(model.hf)), (":7070", ":0"), ("1001", "3")):
+        assert said in code
+        code = code.replace(said, here)
+
+    def run(rank: int) -> Any:
+        chunks = model.chunks(layout)
+        training = Training(model.family, layout, chunks, model.dtype)
+        steps = iter(range(1, 3))
+        names: dict[str, Any] = {"model_chunks": training.chunks, "train": lambda _: training.step(next(steps))}
+        exec(compile(code, "README.md", "exec"), names)
+        manager = names["manager"]
+        got = {}
+        if rank == 0:
+            with deltasync.Receiver(manager.endpoint, timeout=LONG_S) as receiver:
+                receiver.update(manager.version)
+                got = {name: tensor.view(torch.int16).numpy().copy() for name, tensor in receiver.tensors()}
+        dist.barrier()
+        number = manager.version.number
+        manager.close()
+        return number, got
+
+    number, got = run_ranks(layout.world, run, tmp_path)[0]
+    assert number == 2
+    assert got.keys() == model.tensors.keys()
+    for name, began in model.tensors.items():
+        assert (got[name] != began.view(torch.int16).numpy()).any(), name
+
+
+def test_megatrons_own_bytes_are_no_version_of_the_model(whole: Any, tmp_path: Path) -> None:
+    """A delta of Megatron's bytes, applied to HuggingFace's, was how weights became noise once."""
+    model = whole("llama")
+
+    class Policy(torch.nn.Module):
+        """What a rollout has: HuggingFace's names and shapes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            for name, tensor in model.tensors.items():
+                *path, last = name.split(".")
+                here: Any = self
+                for part in path:
+                    if not hasattr(here, part):
+                        here.add_module(part, torch.nn.Module())
+                    here = getattr(here, part)
+                here.register_parameter(last, torch.nn.Parameter(tensor.clone()))
+
+    def run(rank: int) -> list[str]:
+        chunks = model.chunks(Parallel())
+        own = {name: tensor for name, tensor in chunks[0].state_dict().items() if isinstance(tensor, torch.Tensor)}
+        said = []
+
+        def refused(call: Any) -> None:
+            with pytest.raises(deltasync.errors.Error) as raised:
+                call()
+            said.append(str(raised.value))
+
+        names = iter(f"pytest-{os.getppid()}-bytes-{i}" for i in range(9))
+        manager_of = functools.partial(deltasync.WeightManager, timeout=LONG_S)
+        refused(lambda: manager_of(chunks, name=next(names)))
+        refused(lambda: manager_of(own, hf=model.hf, name=next(names)))
+        with manager_of(chunks, hf=model.hf, name=next(names)) as manager:
+            refused(lambda: manager.offload(own))
+            manager.offload(chunks)
+        with manager_of(model.hf, name=next(names)) as manager:
+            refused(lambda: manager.offload(own))
+            tensors = dict(model.tensors)
+            tensors["model.layers.0.self_attn.q_proj.weight"] = own["decoder.layers.0.self_attention.linear_qkv.weight"]
+            refused(lambda: manager.offload(tensors))
+            assert manager.version is None
+        policy = Policy()
+        with manager_of(own, name=next(names)) as manager:
+            manager.offload(own)
+
+            def update() -> None:
+                with deltasync.Receiver(manager.endpoint, module=policy, timeout=LONG_S) as receiver:
+                    receiver.update()
+
+            refused(update)
+        assert all(torch.equal(tensor, model.tensors[name]) for name, tensor in policy.named_parameters())
+        return said
+
+    (said,) = run_ranks(1, run, tmp_path)
+    own = "embedding.word_embeddings.weight"
+    reasons = ("without hf=", own, "model_chunks", own, "q_proj.weight: its shape", own)
+    for message, why in zip(said, reasons, strict=True):
+        assert why in message, (why, message)
 
 
 def test_what_is_offloaded_first_is_proved(whole: Any, tmp_path: Path) -> None:
