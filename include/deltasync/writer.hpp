@@ -28,8 +28,8 @@ struct Source {
   const void* data = nullptr;  ///< first element of the slice
   /// Bytes from one row of the slice to the next; 0: rows are contiguous (slice columns × element bytes).
   std::size_t row_stride_bytes = 0;
-  /// Bytes from one element of a row to the next; 0: they are contiguous. In host memory only: Errc::unsupported of a
-  /// device, which makes such a slice contiguous first.
+  /// Bytes from one element of a row to the next; 0: they are contiguous. Of a device, elements are aligned to
+  /// themselves.
   std::size_t col_stride_bytes = 0;
   Device device = {};  ///< whose memory it is; Errc::unsupported for a CUDA device in a build without CUDA
   /// Of a CUDA device: the cudaStream_t on which the values become ready. The copy comes after what it has at the call.

@@ -18,5 +18,6 @@ cudaError_t launch(const ExchangeWords& kernel, cudaStream_t stream);
 cudaError_t launch(const DigestTiles& kernel, cudaStream_t stream);
 cudaError_t launch(const ResolveWords& kernel, cudaStream_t stream);
 cudaError_t launch(const SumMemory& kernel, cudaStream_t stream);
+cudaError_t launch(const GatherMatrix& kernel, cudaStream_t stream);
 
 }  // namespace deltasync::gpu

@@ -39,7 +39,7 @@ cudaError_t load_kernels() {
   const void* const all[] = {
       reinterpret_cast<const void*>(run_blocks<MoveTiles>),   reinterpret_cast<const void*>(run_blocks<ExchangeWords>),
       reinterpret_cast<const void*>(sum_blocks<DigestTiles>), reinterpret_cast<const void*>(sum_blocks<ResolveWords>),
-      reinterpret_cast<const void*>(sum_blocks<SumMemory>),
+      reinterpret_cast<const void*>(sum_blocks<SumMemory>),   reinterpret_cast<const void*>(run_blocks<GatherMatrix>),
   };
   for (const void* const function : all) {
     cudaFuncAttributes attributes{};
@@ -63,6 +63,9 @@ cudaError_t launch(const ResolveWords& kernel, cudaStream_t stream) {
 }
 cudaError_t launch(const SumMemory& kernel, cudaStream_t stream) {
   return launch_grids<SumMemory>(sum_blocks<SumMemory>, kernel, stream);
+}
+cudaError_t launch(const GatherMatrix& kernel, cudaStream_t stream) {
+  return launch_grids<GatherMatrix>(run_blocks<GatherMatrix>, kernel, stream);
 }
 
 }  // namespace deltasync::gpu

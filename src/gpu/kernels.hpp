@@ -477,7 +477,42 @@ struct SumMemory {
   }
 };
 
+/// A matrix whose columns lie apart, to one whose rows have no gaps. A block has a square of it, so that each line of
+/// either is whole in one block; neighbouring threads read neighbours of the source.
+struct GatherMatrix {
+  static constexpr std::uint32_t kSide = 32;
+
+  const std::byte* from = nullptr;  ///< first element
+  std::byte* to = nullptr;          ///< aligned to an element
+  std::uint64_t rows = 0;
+  std::uint64_t cols = 0;
+  std::uint64_t row_stride = 0;  ///< bytes, of the source, as is col_stride
+  std::uint64_t col_stride = 0;
+  std::uint32_t element_bytes = 0;
+
+  static constexpr DS_HD std::uint64_t squares(std::uint64_t size) { return (size + kSide - 1) / kSide; }
+  std::uint64_t blocks() const { return squares(rows) * squares(cols); }
+  std::array<const void*, 2> pointers() const { return {from, to}; }
+
+  DS_HD void run(std::uint64_t block, std::uint32_t thread) const {
+    const std::uint64_t across = squares(cols);
+    const std::uint64_t first_row = block / across * kSide;
+    const std::uint64_t first_col = block % across * kSide;
+    const bool by_rows = row_stride < col_stride;
+    detail::with_width(element_bytes, [&](auto zero) {
+      using U = decltype(zero);
+      for (std::uint32_t i = thread; i < kSide * kSide; i += kBlockThreads) {
+        const std::uint64_t row = first_row + (by_rows ? i % kSide : i / kSide);
+        const std::uint64_t col = first_col + (by_rows ? i / kSide : i % kSide);
+        if (row >= rows || col >= cols) continue;
+        const std::byte* const at = from + row * row_stride + col * col_stride;
+        placement::store_element<U>(to + (row * cols + col) * sizeof(U), placement::load_element<U>(at));
+      }
+    });
+  }
+};
+
 /// Any of them.
-using Kernel = std::variant<MoveTiles, ExchangeWords, DigestTiles, ResolveWords, SumMemory>;
+using Kernel = std::variant<MoveTiles, ExchangeWords, DigestTiles, ResolveWords, SumMemory, GatherMatrix>;
 
 }  // namespace deltasync::gpu

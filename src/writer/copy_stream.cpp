@@ -17,6 +17,7 @@ CopyStream::~CopyStream() {
   if (!busy()) return;
   for (gpu::RegisteredHost& half : registered_) half.abandon();
   buffer_.abandon();
+  rows_.abandon();
 }
 
 Status CopyStream::prepare() {
@@ -110,7 +111,8 @@ Status CopyStream::put(Flight& flight, std::span<const CopyJob> jobs) {
   flight.recorded = false;
   flight.from_buffer.clear();
   std::byte* buffer = flight.buffer;
-  for (const CopyJob& job : jobs) {
+  for (const CopyJob& given : jobs) {
+    DS_ASSIGN(const CopyJob job, in_rows(given));
     if (!bounces()) {
       DS_TRY(put_in_place(flight.fill.half, job));
       continue;
@@ -122,6 +124,23 @@ Status CopyStream::put(Flight& flight, std::span<const CopyJob> jobs) {
   DS_TRY(stream_->record(*flight.arrived));
   flight.recorded = true;
   return {};
+}
+
+/// The stream does what follows in order: the memory is used again when the copy of what was in it is done.
+Result<CopyJob> CopyStream::in_rows(const CopyJob& job) {
+  if (job.from_col_stride == 0 || job.rows == 0 || job.row_bytes == 0) return job;
+  if (rows_.bytes() < job.bytes()) {
+    auto rows = around_.device.allocate(std::max(flight_bytes_max(), job.bytes()));
+    if (!rows) return std::move(rows).error().with_context("memory for sources whose columns lie apart");
+    rows_ = *std::move(rows);
+  }
+  DS_TRY(stream_->launch(gpu::GatherMatrix{job.from, rows_.data(), job.rows, job.cols(), job.from_stride,
+                                           job.from_col_stride, static_cast<std::uint32_t>(job.element_bytes)}));
+  CopyJob dense = job;
+  dense.from = rows_.data();
+  dense.from_stride = job.row_bytes;
+  dense.from_col_stride = 0;
+  return dense;
 }
 
 Status CopyStream::put_in_place(unsigned half, const CopyJob& job) {

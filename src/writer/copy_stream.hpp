@@ -4,7 +4,8 @@
 // write is never handed on, whatever becomes of the fill.
 //
 // A copy goes into the half itself, which is registered with the device. Where that is refused it goes into a small
-// pinned buffer, and from there into the half once it has arrived.
+// pinned buffer, and from there into the half once it has arrived. A source whose columns lie apart is put into rows
+// first, in the device's memory, part after part.
 #pragma once
 
 #include <array>
@@ -95,6 +96,7 @@ class CopyStream {
   std::size_t flights_max() const noexcept { return bounces() ? limits_.bounce_flights : limits_.flights_max; }
   Result<Flight> take_flight();
   Status put(Flight& flight, std::span<const CopyJob> jobs);
+  Result<CopyJob> in_rows(const CopyJob& job);
   Status put_in_place(unsigned half, const CopyJob& job);
   Status wait_for_oldest(Deadline deadline);
   void land_oldest();
@@ -105,6 +107,7 @@ class CopyStream {
   const DeviceLimits limits_;
   std::array<gpu::RegisteredHost, shm::kHalves> registered_;
   gpu::Memory buffer_;
+  gpu::Memory rows_;  ///< of the device: a transposed job in rows, while it is copied on; made for the first one
   std::unique_ptr<gpu::Stream> stream_;
   std::unique_ptr<gpu::Event> ready_;    ///< in the trainer's stream
   std::unique_ptr<gpu::Event> settled_;  ///< behind everything, once a fill was aborted

@@ -34,7 +34,7 @@ Status for_each_part(const Rect& rect, std::uint64_t element_bytes, const CopyJo
       part.rect = {rect.row + row, rect.col + col, std::min(rows, rect.rows - row), std::min(cols, rect.cols - col)};
       part.job = job;
       part.job.to += row * job.to_stride + col * element_bytes;
-      part.job.from += row * job.from_stride + col * element_bytes;
+      part.job.from += row * job.from_stride + col * (job.from_col_stride != 0 ? job.from_col_stride : element_bytes);
       part.job.rows = part.rect.rows;
       part.job.row_bytes = static_cast<std::size_t>(part.rect.cols * element_bytes);
       DS_TRY(each(part));

@@ -79,17 +79,17 @@ namespace {
 /// Of a source whose elements lie apart in a row. Rows may lie closer than columns.
 Status check_columns(const Tensor& tensor, const Rect& rect, const Source& source) {
   const std::string context = "write " + tensor.spec.name + ": ";
-  if (!source.device.is_host() && source.col_stride_bytes != tensor.element_bytes) {
-    return Error(Errc::unsupported,
-                 context +
-                     "a column stride in a device's memory: make the slice contiguous there, or give it as host "
-                     "memory");
-  }
   if (source.col_stride_bytes < tensor.element_bytes ||
       (rect.rows > 1 && source.row_stride_bytes < tensor.element_bytes)) {
     return Error(Errc::invalid_argument, context + "strides of " + std::to_string(source.row_stride_bytes) + " and " +
                                              std::to_string(source.col_stride_bytes) +
                                              " bytes: beside a column stride both are given, of an element at least");
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(source.data);
+  if (!source.device.is_host() &&
+      (address | source.row_stride_bytes | source.col_stride_bytes) % tensor.element_bytes != 0) {
+    return Error(Errc::invalid_argument, context + "beside a column stride a device's elements are aligned to " +
+                                             std::to_string(tensor.element_bytes) + " bytes, and these are not");
   }
   return {};
 }

@@ -274,6 +274,33 @@ TEST_P(Kernels, EveryWordOfMemoryIsRead) {
   }
 }
 
+/// One element, whole squares and parts of them, rows or columns that are the nearer ones, gaps.
+TEST_P(Kernels, MatricesWhoseColumnsLieApartAreGathered) {
+  test::Random random(std::get<1>(GetParam()));
+  for (const std::uint32_t width : {1u, 2u, 4u, 8u}) {
+    for (const auto& [rows, cols] :
+         {std::pair<std::uint64_t, std::uint64_t>{1, 1}, {32, 64}, {33, 31}, {1 + random.below(90), 5}}) {
+      const bool by_rows = random.below(2) == 0;
+      const std::uint64_t near = width * (1 + random.below(2));
+      const std::uint64_t far = near * (by_rows ? rows : cols) + width * random.below(3);
+      const auto [row_stride, col_stride] = by_rows ? std::pair(near, far) : std::pair(far, near);
+      std::vector<std::byte> source(rows * row_stride + cols * col_stride);
+      for (std::byte& byte : source) byte = static_cast<std::byte>(random.next());
+      std::vector<std::byte> expected;
+      for (std::uint64_t row = 0; row < rows; ++row) {
+        for (std::uint64_t col = 0; col < cols; ++col) {
+          const auto at = source.begin() + static_cast<std::ptrdiff_t>(row * row_stride + col * col_stride);
+          expected.insert(expected.end(), at, at + width);
+        }
+      }
+      Work work(*device_);
+      std::byte* const to = work.up(std::vector<std::byte>(expected.size()));
+      work.run(gpu::GatherMatrix{work.up(source), to, rows, cols, row_stride, col_stride, width});
+      EXPECT_EQ(work.down(to, expected.size()), expected) << rows << " x " << cols << " of " << width;
+    }
+  }
+}
+
 std::string name_of(const testing::TestParamInfo<Param>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + std::to_string(std::get<1>(info.param));
 }

@@ -229,4 +229,17 @@ std::vector<TensorSlice> share(const Layout& layout, std::uint32_t writer, std::
   return slices;
 }
 
+std::vector<std::byte> transposed(const Layout& layout, const std::vector<std::byte>& half) {
+  std::vector<std::byte> out(half.size());
+  for (const Tensor& t : layout.tensors()) {
+    for (std::uint64_t row = 0; row < t.rows; ++row) {
+      for (std::uint64_t col = 0; col < t.cols; ++col) {
+        std::memcpy(out.data() + t.offset + (col * t.rows + row) * t.element_bytes,
+                    half.data() + t.offset + row * t.row_bytes() + col * t.element_bytes, t.element_bytes);
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace deltasync::test

@@ -149,4 +149,7 @@ inline Status write_all(Writer& writer, const std::vector<std::byte>& half) {
 /// else given to the writers in turn. All writers' shares together cover the layout.
 std::vector<TensorSlice> share(const Layout& layout, std::uint32_t writer, std::uint32_t writers);
 
+/// Each tensor's rows are columns.
+std::vector<std::byte> transposed(const Layout& layout, const std::vector<std::byte>& half);
+
 }  // namespace deltasync::test

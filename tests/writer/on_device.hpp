@@ -47,6 +47,15 @@ class OnDevice {
     item.source.stream = stream_.raw;
     return item;
   }
+  /// As slice(), of a version that lies as transposed() has it.
+  SliceSource transposed_slice(const Layout& layout, std::uint32_t tensor, const Rect& rect) const {
+    const Tensor& t = layout.tensors()[tensor];
+    SliceSource item = slice(layout, tensor, rect);
+    item.source.data = memory_.data() + t.offset + (rect.col * t.rows + rect.row) * t.element_bytes;
+    item.source.row_stride_bytes = t.element_bytes;
+    item.source.col_stride_bytes = static_cast<std::size_t>(t.rows * t.element_bytes);
+    return item;
+  }
   /// All tensors, those without a byte too.
   std::vector<SliceSource> all(const Layout& layout) const {
     std::vector<SliceSource> items;

@@ -48,6 +48,7 @@ TEST_F(WriterDeviceTest, HostAndDeviceSlicesMakeOneVersionBitForBit) {
     if (seed % 3 != 0) first.fail(FakeDevice::Call::register_host, seed % 3 == 1 ? 1 : parts + 2);
     const OnDevice a(first, 0, model_.half);
     const OnDevice b(second, 1, model_.half);
+    const OnDevice transposed_b(second, 1, transposed(layout(), model_.half));
     auto attached = try_attach({{0, &first}, {1, &second}});
     ASSERT_TRUE(attached) << attached.error().to_string();
     Writer& writer = **attached;
@@ -62,13 +63,14 @@ TEST_F(WriterDeviceTest, HostAndDeviceSlicesMakeOneVersionBitForBit) {
       }
     };
     for (const TensorSlice& s : random_slices(layout(), random)) {
-      const auto where = random.below(3);
+      const auto where = random.below(4);
       if (where == 0) {
         const Status written = write_slice(writer, model_.half, s.tensor, s.rect);
         ASSERT_TRUE(written) << written.error().to_string();
         continue;
       }
-      batch.push_back((where == 1 ? a : b).slice(layout(), s.tensor, s.rect));
+      batch.push_back(where == 3 ? transposed_b.transposed_slice(layout(), s.tensor, s.rect)
+                                 : (where == 1 ? a : b).slice(layout(), s.tensor, s.rect));
       if (random.below(3) == 0) flush();
     }
     flush();
@@ -182,7 +184,8 @@ TEST_F(WriterDeviceTest, WhatCannotBeCopiedIsRefused) {
   const OnDevice version_on_device(device, 0, model_.half);
   auto writer = attach(device);
   std::uint32_t tensor = 0;
-  while (layout().tensors()[tensor].rows < 2 || layout().tensors()[tensor].cols < 2) ++tensor;
+  const auto suits = [](const Tensor& t) { return t.rows >= 2 && t.cols >= 2 && t.element_bytes >= 2; };
+  while (!suits(layout().tensors()[tensor])) ++tensor;
   const SliceSource good = version_on_device.slice(layout(), tensor, whole(layout(), tensor));
   const auto attempt = [&](const std::function<void(SliceSource&)>& spoil, Errc code) {
     SliceSource item = good;
@@ -205,6 +208,7 @@ TEST_F(WriterDeviceTest, WhatCannotBeCopiedIsRefused) {
   attempt([](SliceSource& item) { item.source.data = nullptr; }, Errc::invalid_argument);
   attempt([&](SliceSource& item) { item.source.data = model_.half.data(); }, Errc::internal);
   attempt([](SliceSource& item) { item.source.row_stride_bytes = 1; }, Errc::invalid_argument);
+  attempt([](SliceSource& item) { item.source.col_stride_bytes = 81; }, Errc::invalid_argument);  // not aligned
   attempt([](SliceSource& item) { item.slice.rect.rows += 1; }, Errc::out_of_range);
   expect_works(*writer, 1);
 }

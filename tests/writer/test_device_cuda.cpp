@@ -25,6 +25,14 @@ class WriterCudaTest : public ::testing::Test {
     item.source.device = {0};
     return item;
   }
+  SliceSource transposed_slice(const std::byte* on_device, std::uint32_t tensor, const Rect& rect) const {
+    const Tensor& t = model_.layout->tensors()[tensor];
+    SliceSource item = slice(on_device, tensor, rect);
+    item.source.data = on_device + t.offset + (rect.col * t.rows + rect.row) * t.element_bytes;
+    item.source.row_stride_bytes = t.element_bytes;
+    item.source.col_stride_bytes = static_cast<std::size_t>(t.rows * t.element_bytes);
+    return item;
+  }
 
   // Where segments are: a driver may refuse to register files of a disk, and then all goes through a buffer.
   TempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path()};
@@ -62,12 +70,16 @@ TEST_F(WriterCudaTest, SlicesOnTheDeviceMakeAVersionBitForBit) {
   for (std::uint64_t number = 1; number <= 3; ++number) {
     mutate(model_.half, *model_.layout, 0.5, number);
     const std::byte* const on_device = work.up(model_.half);
+    const std::byte* const transposed_there = work.up(transposed(*model_.layout, model_.half));
     work.finish();
     const Status begun = (*writer)->begin(version(7, number), soon());
     ASSERT_TRUE(begun) << begun.error().to_string();
     for (std::uint32_t part = 0; part < 3; ++part) {
       std::vector<SliceSource> batch;
-      for (const TensorSlice& s : share(*model_.layout, part, 3)) batch.push_back(slice(on_device, s.tensor, s.rect));
+      for (const TensorSlice& s : share(*model_.layout, part, 3)) {
+        batch.push_back(part == 2 ? transposed_slice(transposed_there, s.tensor, s.rect)
+                                  : slice(on_device, s.tensor, s.rect));
+      }
       const auto ticket = (*writer)->write_device(batch, soon());
       ASSERT_TRUE(ticket) << ticket.error().to_string();
       if (part == 1) {

@@ -229,15 +229,12 @@ TEST_F(WriterSessionTest, SlicesThatTheTrainerHasTransposed) {
   EXPECT_TRUE(agent_->served_bytes() == model_.half);
 
   const std::uint32_t width = layout().tensors()[matrix()].element_bytes;
-  for (const auto& [rows, cols, device, code] : {std::tuple{0u, width * 8, Device{}, Errc::invalid_argument},
-                                                 std::tuple{width, width - 1, Device{}, Errc::invalid_argument},
-                                                 std::tuple{width, width * 8, Device{0}, Errc::unsupported}}) {
+  for (const auto& [rows, cols] : {std::pair{0u, width * 8}, std::pair{width, width - 1}}) {
     ASSERT_TRUE(writer->begin(version(7, 2), soon()));
-    const Source source = {
-        .data = model_.half.data(), .row_stride_bytes = rows, .col_stride_bytes = cols, .device = device};
+    const Source source = {.data = model_.half.data(), .row_stride_bytes = rows, .col_stride_bytes = cols};
     const auto refused = writer->write(matrix(), source);
     ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code(), code) << refused.error().to_string();
+    EXPECT_EQ(refused.error().code(), Errc::invalid_argument) << refused.error().to_string();
     writer->abort();
   }
 }
