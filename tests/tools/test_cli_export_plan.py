@@ -121,6 +121,15 @@ class ExportPlanTest(CliTest):
         self.cli("export-plan", "--hf", self.hf, "--shards", *files, "--family", page, expect=USAGE)
         self.assertIn("mine.toml:2: no key 'row'", self.err)
 
+    def test_a_page_that_comes_along_by_its_name(self):
+        model_dir(self.hf, CONFIG | {"architectures": ["MineForCausalLM"]})
+        files = self.shards()
+        self.cli("export-plan", "--hf", self.hf, "--shards", *files, "--family", "llama", "--json", self.plan)
+        self.assertIn("family llama", self.out)
+        self.cli("export-plan", "--hf", self.hf, "--shards", *files, "--family", "lama", expect=MISSING)
+        self.assertIn("lama", self.err)
+        self.assertIn("qwen3-moe", self.err)
+
     def test_the_shards_of_the_page_are_read(self):
         shard = self.tmp / "shard.json"
         shard.write_text(PAGE.read_text().split("```json\n")[1].split("```")[0])

@@ -45,14 +45,31 @@ Result<std::vector<std::vector<ShardPiece>>> read_shards(const std::vector<std::
   return shards;
 }
 
+/// A page in a file; or, if there is none, one that comes along and is called so, for any architecture.
+Result<exporting::Family> family_called(const std::string& said, const std::vector<std::string>& architectures) {
+  std::error_code ignored;
+  std::string names;
+  if (!std::filesystem::exists(said, ignored)) {
+    for (const auto& [file, text] : exporting::builtin_families()) {
+      DS_ASSIGN(exporting::Family family, exporting::parse_family(text, file));
+      names += (names.empty() ? "" : ", ") + family.name;
+      if (family.name != said) continue;
+      family.architectures = architectures;
+      return family;
+    }
+  }
+  auto text = read_text(said);
+  if (!text) return std::move(text).error().with_context("neither a file nor one of " + names);
+  return exporting::parse_family(*text, said);
+}
+
 Result<exporting::Family> family_for(const ExportPlanArgs& options, const std::string& config) {
+  DS_ASSIGN(const std::vector<std::string> architectures, exporting::architectures_of(config));
   std::vector<exporting::Family> given;
-  for (const std::string& file : options.families) {
-    DS_ASSIGN(const std::string text, read_text(file));
-    DS_ASSIGN(exporting::Family family, exporting::parse_family(text, file));
+  for (const std::string& said : options.families) {
+    DS_ASSIGN(exporting::Family family, family_called(said, architectures));
     given.push_back(std::move(family));
   }
-  DS_ASSIGN(const std::vector<std::string> architectures, exporting::architectures_of(config));
   return exporting::find_family(given, architectures);
 }
 
@@ -87,8 +104,8 @@ std::function<Status()> setup_export_plan(CLI::App& app) {
       ->required()
       ->type_name("FILE");
   app.add_option("--family", options->families,
-                 "a family page of your own, before those that come along; may be repeated")
-      ->type_name("FILE")
+                 "a page of your own, before those that come along, or the name of one of these; may be repeated")
+      ->type_name("FAMILY")
       ->allow_extra_args(false);
   app.add_option("--ignore", options->ignored,
                  "a tensor of the trainer that is no part of the model, * for any part of its name")
