@@ -26,6 +26,29 @@ def test_a_small_run() -> None:
             assert line[source]["ratio"] == pytest.approx(line[source]["python_s"] / line[source]["native_s"])
 
 
+def test_ranks_that_export() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "deltasync.bench",
+        "export",
+        "--model-gib",
+        "0.05",
+        "--ranks",
+        "2",
+        "--rounds",
+        "1",
+    ]
+    answer = subprocess.run([*command, "--bucket-mib", "16"], capture_output=True, text=True, timeout=240, check=True)
+    said = json.loads(answer.stdout)
+    model, auto, gathered = said["model_bytes"], said["auto"], said["gathered"]
+    assert auto["written_bytes"] == gathered["written_bytes"] == model
+    assert (auto["gather_s"], auto["sent_bytes"], auto["temporary_bytes_max"]) == (0, 0, 0)
+    # Of two layers half of what attention has: experts are whole on one rank.
+    assert gathered["sent_bytes"] == 2 * 4 * 1024 * 1024 and gathered["gather_s"] > 0
+    assert 0 < gathered["temporary_bytes_max"] <= 2 * said["bucket_bytes"]
+
+
 def test_a_pause_loses_nothing() -> None:
     env = {**os.environ, "DELTASYNC_PYTHON": sys.executable}
     command = [str(_programs.find("deltasync")), "bench", "control", "--streams", "4", "--cycles", "3", "--width", "32"]

@@ -2,7 +2,8 @@
 
 Both sides write the same tensors to the same agent in turns: *python* is ``WeightManager.offload``, *native* the same
 slices described beforehand and handed to the C++ writer in one call. Medians over the rounds; the difference is what
-Python costs. Wants torch. ``python -m deltasync.bench control`` is another one: ``deltasync bench control``.
+Python costs. Wants torch. ``python -m deltasync.bench control`` is another one (``deltasync bench control``), and
+``… export`` that of a trainer's ranks.
 """
 
 from __future__ import annotations
@@ -78,6 +79,10 @@ def main() -> int:
         from ._bench_control import main as main_of_control
 
         return main_of_control(sys.argv[1:])
+    if sys.argv[1:2] == ["export"]:
+        from ._bench_export import main as main_of_export
+
+        return main_of_export(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m deltasync.bench", description=__doc__)
     parser.add_argument("--tensors", type=int, default=90_000, help="small tensors of the case `tensors`")
     parser.add_argument("--mib", type=int, default=1024, help="of the case `bytes`, in tensors of 16 MiB")
