@@ -10,7 +10,7 @@ packages=(
   libtomlplusplus-dev
   prometheus-cpp-dev
   # tests and lint
-  libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck systemd
+  libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev lld-14 shellcheck systemd
   prometheus zsh fish
   # the wheel in empty Debian systems (tools/ci/check_wheel_roots.sh)
   debootstrap iproute2

@@ -15,7 +15,7 @@ namespace {
 
 // Per input, of each kind. Fewer under sanitizers; with AddressSanitizer libFuzzer goes on from the same inputs.
 #ifdef DELTASYNC_SANITIZED
-constexpr std::size_t kNeighboursMax = 128;
+constexpr std::size_t kNeighboursMax = 48;
 #else
 constexpr std::size_t kNeighboursMax = 512;
 #endif

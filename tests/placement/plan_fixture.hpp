@@ -75,9 +75,10 @@ inline void write_by_plan(const Layout& layout, const PlacementPlan& plan, const
   for (const PlacedSlice& s : plan.slices) {
     const Tensor& t = layout.tensors()[*layout.find(s.tensor)];
     for (std::uint64_t r = s.rect.row; r < s.rect.row + s.rect.rows; ++r) {
-      for (std::uint64_t c = s.rect.col; c < s.rect.col + s.rect.cols; ++c) {
-        std::memcpy(element_of(plan, s, r, c), half.data() + t.offset + r * t.row_bytes() + c * t.element_bytes,
-                    t.element_bytes);
+      std::byte* to = element_of(plan, s, r, s.rect.col);
+      const std::byte* from = half.data() + t.offset + r * t.row_bytes() + s.rect.col * t.element_bytes;
+      for (std::uint64_t c = 0; c < s.rect.cols; ++c, to += s.col_stride, from += t.element_bytes) {
+        std::memcpy(to, from, t.element_bytes);
       }
     }
   }

@@ -14,6 +14,7 @@
 #include "receiver/targets/device/device_target.hpp"
 #include "tests/gpu/work.hpp"
 #include "tests/placement/plan_fixture.hpp"
+#include "tests/support/model.hpp"
 
 namespace deltasync::test {
 
@@ -81,7 +82,7 @@ class AnyEngine {
     for (std::size_t i = 0; i < live_.size(); ++i) {
       const auto* const expected = reinterpret_cast<const std::byte*>(placed[i].data()) + Engine::kGuardBytes;
       const std::vector<std::byte> bytes = read(i);
-      if (!std::equal(bytes.begin(), bytes.end(), expected)) return plan_.memories[i].name + " differs";
+      if (!same_bytes(bytes, {expected, bytes.size()})) return plan_.memories[i].name + " differs";
     }
     return {};
   }

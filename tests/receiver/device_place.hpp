@@ -9,6 +9,7 @@
 #include "receiver/targets/device/device_target.hpp"
 #include "tests/gpu/work.hpp"
 #include "tests/placement/plan_fixture.hpp"
+#include "tests/support/model.hpp"
 
 namespace deltasync::test {
 
@@ -56,7 +57,7 @@ class DeviceEngine {
       }
       const auto bytes = Work(*devices_[i % devices_.size()]).down<std::byte>(live_[i].data(), live_[i].bytes());
       const auto* const expected = reinterpret_cast<const std::byte*>(placed[i].data()) + Engine::kGuardBytes;
-      if (!std::equal(bytes.begin(), bytes.end(), expected)) return "memory " + std::to_string(i) + " differs";
+      if (!same_bytes(bytes, {expected, bytes.size()})) return "memory " + std::to_string(i) + " differs";
     }
     return {};
   }

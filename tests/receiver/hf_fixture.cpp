@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/bytes.hpp"
+#include "tests/support/model.hpp"
 
 namespace deltasync::test {
 namespace fs = std::filesystem;
@@ -69,10 +70,11 @@ std::vector<std::byte> weight_file_bytes(const Layout& layout, const Sidecar::Fi
 }
 
 std::vector<std::byte> read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::vector<char> chars((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  std::vector<std::byte> bytes(chars.size());
-  if (!chars.empty()) std::memcpy(bytes.data(), chars.data(), chars.size());
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  std::vector<std::byte> bytes(in ? static_cast<std::size_t>(in.tellg()) : 0);
+  in.seekg(0);
+  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<std::size_t>(in.gcount()));
   return bytes;
 }
 
@@ -86,11 +88,12 @@ std::string compare_directory(const fs::path& directory, const Layout& layout, c
   std::set<fs::path> expected;
   for (const Sidecar::File& file : sidecar.weights) {
     expected.insert(file.name);
-    if (read_file(directory / file.name) != weight_file_bytes(layout, file, half)) return file.name + " differs";
+    if (!same_bytes(read_file(directory / file.name), weight_file_bytes(layout, file, half)))
+      return file.name + " differs";
   }
   for (const Sidecar::File& file : sidecar.others) {
     expected.insert(file.name);
-    if (read_file(directory / file.name) != file.bytes) return file.name + " differs";
+    if (!same_bytes(read_file(directory / file.name), file.bytes)) return file.name + " differs";
   }
   std::error_code error;
   for (fs::recursive_directory_iterator it(directory, fs::directory_options::follow_directory_symlink, error), end;

@@ -17,6 +17,7 @@
 #include "tests/receiver/hf_fixture.hpp"
 #include "tests/receiver/place.hpp"
 #include "tests/receiver/remote_memory.hpp"
+#include "tests/support/model.hpp"
 
 namespace deltasync::test {
 
@@ -26,7 +27,7 @@ class OwnMemory final : public Place {
   std::string outside(const Target& target, const std::vector<std::byte>* half) override {
     if (half == nullptr) return {};
     const auto memory = host_target_memory(target);
-    return std::equal(memory.begin(), memory.end(), half->begin(), half->end()) ? "" : "host_target_memory differs";
+    return same_bytes(memory, *half) ? "" : "host_target_memory differs";
   }
 };
 
@@ -45,9 +46,7 @@ class UserMemory final : public Place {
       if (memory_[i] != std::byte{0xEE}) return "written behind the half";
     }
     if (half == nullptr) return {};
-    return std::equal(half->begin(), half->end(), memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(bytes))
-               ? ""
-               : "the user's memory differs";
+    return same_bytes(*half, std::span(memory_).first(bytes)) ? "" : "the user's memory differs";
   }
 
  private:

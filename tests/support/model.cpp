@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numbers>
 
 namespace deltasync::test {
 
@@ -14,6 +15,10 @@ std::uint64_t Random::next() noexcept {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
   return z ^ (z >> 31);
+}
+
+bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 std::vector<TensorSpec> sample_specs() {
@@ -52,11 +57,14 @@ std::vector<TensorSpec> sample_specs() {
 
 namespace {
 
-/// Near N(0, 0.02): the sum of 12 uniforms has variance 1.
+/// Near N(0, 0.02): the sum of four uniforms has variance 1/3. They are the quarters of one random word (weights are
+/// made in nearly all tests); a second one fills what such a sum leaves of a mantissa.
 float weight(Random& random) {
-  double sum = -6;
-  for (int i = 0; i < 12; ++i) sum += random.uniform();
-  return static_cast<float>(sum * 0.02);
+  const std::uint64_t word = random.next();
+  double sum = random.uniform() * 0x1p-16 - 2;
+  for (unsigned quarter = 0; quarter < 64; quarter += 16)
+    sum += static_cast<double>(word >> quarter & 0xFFFF) * 0x1p-16;
+  return static_cast<float>(sum * std::numbers::sqrt3 * 0.02);
 }
 
 /// Bits of a weight in a float dtype by truncation (what matters here is the spread of exponents, not the rounding).

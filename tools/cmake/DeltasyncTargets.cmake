@@ -11,6 +11,14 @@ if(DELTASYNC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
 endif()
 
+# Two hundred test programs with sanitizers: GNU's linker takes four times as long for each.
+if(DELTASYNC_SANITIZE)
+  find_program(DELTASYNC_LLD NAMES ld.lld ld.lld-14)
+  if(DELTASYNC_LLD AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    add_link_options(-fuse-ld=lld)
+  endif()
+endif()
+
 add_library(deltasync_options INTERFACE)
 if(DELTASYNC_PORTABLE)  # a wheel brings its libraries along: only what is called of them, and of this one
   target_compile_options(deltasync_options INTERFACE -ffunction-sections -fdata-sections)
