@@ -36,7 +36,8 @@ prepare() {
   esac
   case $1 in
     vllm)
-      resolved=(urllib3 regex cbor2 openai-harmony cachetools cloudpickle py-cpuinfo prometheus-client loguru)
+      resolved=(urllib3 regex cbor2 openai-harmony cachetools cloudpickle py-cpuinfo prometheus-client loguru orjson
+        model-hosting-container-standards)
       alone=("vllm==$VLLM" compressed-tensors==0.18.0 xgrammar llguidance)
       ;;
     sglang)

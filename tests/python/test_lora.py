@@ -124,3 +124,82 @@ def test_config_from_a_file(segment_name: str, tmp_path: Path) -> None:
             lora.manager(model, {**CONFIG, **option}, name=segment_name)
         with lora.manager(lora.tensors(model), {**CONFIG, **option}, name=segment_name):
             pass  # as peft returned them
+
+
+class SlotServer:
+    """A rollout server's adapter slots; ``broken``: what it raises next, by method."""
+
+    def __init__(self) -> None:
+        self.adapters: dict[str, str] = {}
+        self.calls: list[str] = []
+        self.broken: dict[str, Exception] = {}
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.broken:
+            raise self.broken.pop(name)
+
+    def pause(self, timeout: float) -> None:
+        self._call("pause")
+
+    def load_adapter(self, name: str, path: str, timeout: float) -> None:
+        self._call("load")
+        assert (Path(path) / "adapter_config.json").exists()
+        self.adapters[name] = path
+
+    def loaded_adapter(self, name: str, timeout: float) -> str:
+        return self.adapters.get(name, "")
+
+    def resume(self, timeout: float) -> None:
+        self._call("resume")
+
+
+LOADED = ["pause", "load", "resume"]
+
+
+def test_a_slot_follows_and_loads_what_the_server_has_not(segment_name: str, tmp_path: Path) -> None:
+    server, model = SlotServer(), Wrapped()
+    with lora.manager(model, CONFIG, name=segment_name) as manager:
+        manager.offload(lora.tensors(model))
+        with lora.AdapterSlot(server, "policy", manager.endpoint, directory=tmp_path) as slot:
+            assert slot.update().number == 1
+            first = server.adapters["policy"]
+            assert slot.update().number == 1
+            assert server.calls == LOADED
+            server.adapters.clear()  # it was started again
+            assert slot.update().number == 1
+            assert server.calls == 2 * LOADED
+            manager.offload(lora.tensors(model))
+            assert slot.update(2).number == 2
+            assert server.adapters["policy"] != first  # prefix caches go by it
+            assert server.calls == 3 * LOADED
+
+
+@pytest.mark.parametrize("broken", ["pause", "load", "resume"])
+def test_a_slot_whose_server_fails_tries_again(broken: str, segment_name: str, tmp_path: Path) -> None:
+    server, model = SlotServer(), Wrapped()
+    server.broken[broken] = errors.ConnectionFailed("gone")
+    with lora.manager(model, CONFIG, name=segment_name) as manager:
+        manager.offload(lora.tensors(model))
+        with lora.AdapterSlot(server, "policy", manager.endpoint, directory=tmp_path) as slot:
+            with pytest.raises(errors.ConnectionFailed, match="gone"):
+                slot.update()
+            assert server.calls[-1] == "resume"
+            assert slot.update().number == 1
+            assert server.adapters.keys() == {"policy"}
+
+
+def test_a_slot_does_not_believe_a_server_that_has_something_else(segment_name: str, tmp_path: Path) -> None:
+    class Other(SlotServer):
+        def loaded_adapter(self, name: str, timeout: float) -> str:
+            return "/other"
+
+    server, model = Other(), Wrapped()
+    with lora.manager(model, CONFIG, name=segment_name) as manager:
+        manager.offload(lora.tensors(model))
+        with lora.AdapterSlot(server, "policy", manager.endpoint, directory=tmp_path) as slot:
+            with pytest.raises(errors.InternalError, match="says that it has /other"):
+                slot.update()
+            assert server.calls == LOADED
+        with pytest.raises(errors.InvalidArgument, match="name"):
+            lora.AdapterSlot(server, "", manager.endpoint, directory=tmp_path)

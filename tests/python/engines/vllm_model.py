@@ -27,9 +27,9 @@ def keep_fp8_as_it_is():
     linear._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum] = [Kept]
 
 
-def build_with_config(directory, ranks, rank, port, *, experts_parallel=False, stages=1):
+def build_with_config(directory, ranks, rank, port, *, experts_parallel=False, stages=1, **arguments):
     """The model, processed as after its first load, its loader, and the engine's configuration. ``stages``: of a
-    pipeline that the ranks form."""
+    pipeline that the ranks form; ``arguments``: the engine's own."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
@@ -49,6 +49,7 @@ def build_with_config(directory, ranks, rank, port, *, experts_parallel=False, s
         load_format="dummy",
         max_model_len=64,
         enable_expert_parallel=experts_parallel,
+        **arguments,
     ).create_engine_config()
     if config.model_config.use_mla:  # what a CPU with AMX would take needs compiled operators
         config.attention_config.backend = AttentionBackendEnum.CPU_MLA

@@ -6,6 +6,9 @@ manager.offload(lora.tensors(model))           # after each optimizer step
 
 receiver = deltasync.Receiver(endpoint, directory="adapter")
 receiver.update()                              # adapter/current has adapter_model.safetensors, adapter_config.json
+
+slot = lora.AdapterSlot(VllmServer(url), "policy", endpoint, directory="/dev/shm/policy")
+slot.update()                                  # requests of model "policy" get the newest adapter from here on
 """
 
 from __future__ import annotations
@@ -16,10 +19,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._deadlines import end_of, left
 from .._modules import is_module, unwrapped
-from ..errors import InvalidArgument
+from .._native import Version
+from ..errors import InternalError, InvalidArgument
 from ..layouts import named_tensors
+from ..rollout import Receiver
 from ..trainer import WeightManager
+from .servers import AdapterServer
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -76,6 +83,75 @@ def manager(
         _check_told_by_names(json.loads(text))
     files = {**options.pop("files", {}), CONFIG_FILE: text}
     return WeightManager(found, files=files, weights_file=WEIGHTS_FILE, **options)
+
+
+class AdapterSlot:
+    """Keeps one LoRA adapter of a running server at the trainer's versions. The base model stays as it is.
+
+    It runs on the server's host: a receiver pulls what changed into model directories below ``directory``, and the
+    server loads each version from there. ``server``: e.g. :class:`~deltasync.adapters.servers.VllmServer`; ``name``: as
+    which requests name the adapter (their ``model``); ``endpoint``: the agent's; ``seen_as``: what the server, in a
+    container of its own, calls ``directory``; ``timeout`` in seconds, of :meth:`update`; ``options`` are
+    :class:`deltasync.Receiver`'s.
+
+    The server must have room for all its adapters (vLLM: ``--max-cpu-loras``): one that it has dropped it loads again
+    from where a waiting request was told, which may be a version before.
+    """
+
+    def __init__(
+        self,
+        server: AdapterServer,
+        name: str,
+        endpoint: str,
+        *,
+        directory: str | os.PathLike[str],
+        seen_as: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
+        **options: Any,
+    ) -> None:
+        if not name:
+            raise InvalidArgument("AdapterSlot: name: requests name the adapter by it; it may not be empty")
+        self.server, self.name, self.timeout = server, name, timeout
+        self._directory = Path(directory)
+        self._seen_as = Path(seen_as if seen_as is not None else self._directory.absolute())
+        self.receiver = Receiver(endpoint, directory=directory, timeout=timeout, **options)
+
+    def update(self, version: int | str | None = None, *, timeout: float | None = None) -> Version:
+        """Brings the server to a version (its number or label; the newest by default), and returns which it has now.
+
+        The server generates while the version is pulled and verified, and is paused while it loads. It is resumed in
+        any case. What is raised leaves it with the adapter that it had; the next call tries again, also after a
+        restart of the server. DeadlinePassed; NotFound: the server cannot load adapters, or does not see the directory;
+        InternalError: its reason."""
+        end = end_of("update", timeout, self.timeout)
+        self.receiver.update(version, timeout=left(end))
+        here = self._directory / "current"
+        path = str(self._seen_as / here.resolve().relative_to(self._directory.resolve()))
+        if self.server.loaded_adapter(self.name, left(end)) != path:
+            self._load(path, end)
+        assert self.receiver.version is not None
+        return self.receiver.version
+
+    def _load(self, path: str, end: float) -> None:
+        try:
+            self.server.pause(left(end))
+            self.server.load_adapter(self.name, path, left(end))
+            has = self.server.loaded_adapter(self.name, left(end))
+        finally:
+            # Even if the answer of pause() was lost.
+            self.server.resume(max(1.0, left(end)))
+        if has != path:
+            raise InternalError(f"{self.name}: the server took {path}, but says that it has {has or 'no such adapter'}")
+
+    def close(self) -> None:
+        """Leaves the agent. The server keeps the adapter."""
+        self.receiver.close()
+
+    def __enter__(self) -> AdapterSlot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _has_adapters(module: Any) -> bool:

@@ -44,6 +44,23 @@ class Server(Protocol):
         """Generates again."""
 
 
+class AdapterServer(Protocol):
+    """What :class:`deltasync.adapters.lora.AdapterSlot` asks of a rollout server. ``timeout`` in seconds; each method
+    raises within it."""
+
+    def pause(self, timeout: float) -> None:
+        """Returns when nothing generates and no KV of before will be used."""
+
+    def load_adapter(self, name: str, path: str, timeout: float) -> None:
+        """Loads the LoRA adapter of the directory ``path``, in place of the one called ``name`` if there is one."""
+
+    def loaded_adapter(self, name: str, timeout: float) -> str:
+        """The directory that the adapter called ``name`` was loaded from; empty: there is none."""
+
+    def resume(self, timeout: float) -> None:
+        """Generates again."""
+
+
 class StaleCache(InternalError):
     """The weights are updated, but the engine kept its prefix cache: answers may continue on the old weights' KV."""
 
@@ -110,6 +127,21 @@ class VllmServer:
 
     def resume(self, timeout: float) -> None:
         self.http.post("/resume", timeout=timeout)
+
+    def load_adapter(self, name: str, path: str, timeout: float) -> None:
+        """Needs ``vllm serve --enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` in its environment."""
+        body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+        try:
+            self.http.post("/v1/load_lora_adapter", body, timeout=timeout)
+        except NotFound as error:
+            raise NotFound(
+                f"{self.http.url}: adapter '{name}' from {path}: {error.message}; vLLM has the route with "
+                "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 only, and the directory has to be on its host"
+            ) from None
+
+    def loaded_adapter(self, name: str, timeout: float) -> str:
+        cards = self.http.get("/v1/models", timeout=timeout).get("data", [])
+        return next((str(card.get("root") or "") for card in cards if card.get("id") == name), "")
 
 
 def vllm_session(
@@ -281,7 +313,8 @@ class Http:
             body = error.read().decode(errors="replace")
             if error.code == 404:
                 raise NotFound(
-                    f"{self.url}{path}: no such route; vLLM has it with VLLM_SERVER_DEV_MODE=1 only"
+                    f"{self.url}{path}: HTTP 404: {body[:2000] or 'no such route'}; vLLM has routes of /pause and the "
+                    "like with VLLM_SERVER_DEV_MODE=1 only"
                 ) from None
             raise HttpStatus(f"{self.url}{path}: HTTP {error.code}: {body[:2000]}", error.code, body) from None
         except TimeoutError:
