@@ -21,11 +21,13 @@ class RolloutServer:
         self.receiver: deltasync.Receiver | None = None
         self.paused = False
         self.label = "default"
+        self.adapters: dict[str, str] = {}  # of LoRA: by name, where from
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.reply(200, {"model_path": "/models/served"})
+                cards = [{"id": name, "root": path} for name, path in outer.adapters.items()]
+                self.reply(200, {"data": cards} if self.path == "/v1/models" else {"model_path": "/models/served"})
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -68,6 +70,12 @@ class RolloutServer:
             assert self.paused and self.receiver is not None
             info = given["update_info"]
             self.receiver.update(info["version"], timeout=info["deadline_ms"] / 1000)
+        elif path == "/load_lora_adapter":
+            assert self.paused and given["lora_name"] not in self.adapters
+            self.adapters[given["lora_name"]] = given["lora_path"]
+        elif path == "/unload_lora_adapter":
+            assert self.paused
+            del self.adapters[given["lora_name"]]
         elif path == "/finish_weight_update":
             self.label = given.get("weight_version", self.label)
         return {"success": True, "message": "ok"}

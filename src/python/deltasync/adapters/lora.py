@@ -89,7 +89,8 @@ class AdapterSlot:
     """Keeps one LoRA adapter of a running server at the trainer's versions. The base model stays as it is.
 
     It runs on the server's host: a receiver pulls what changed into model directories below ``directory``, and the
-    server loads each version from there. ``server``: e.g. :class:`~deltasync.adapters.servers.VllmServer`; ``name``: as
+    server loads each version from there. ``server``: e.g. :class:`~deltasync.adapters.servers.VllmServer`, or
+    :class:`~deltasync.adapters.servers.SglangServer` with ``pause_mode="abort"``; ``name``: as
     which requests name the adapter (their ``model``); ``endpoint``: the agent's; ``seen_as``: what the server, in a
     container of its own, calls ``directory``; ``timeout`` in seconds, of :meth:`update`; ``options`` are
     :class:`deltasync.Receiver`'s.

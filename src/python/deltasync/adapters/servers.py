@@ -140,8 +140,7 @@ class VllmServer:
             ) from None
 
     def loaded_adapter(self, name: str, timeout: float) -> str:
-        cards = self.http.get("/v1/models", timeout=timeout).get("data", [])
-        return next((str(card.get("root") or "") for card in cards if card.get("id") == name), "")
+        return _root_of(self.http.get("/v1/models", timeout=timeout), name)
 
 
 def vllm_session(
@@ -213,6 +212,29 @@ class SglangServer:
 
     def resume(self, timeout: float) -> None:
         self.http.post("/continue_generation", {}, timeout=timeout)
+
+    def load_adapter(self, name: str, path: str, timeout: float) -> None:
+        """Needs ``--enable-lora``, and ``pause_mode="abort"``: SGLang takes an adapter out of its slot, which waits for
+        its requests, and a paused one never ends. One that cannot be loaded leaves the one before, loaded again."""
+        if self.pause_mode != "abort":
+            raise InvalidArgument(
+                f"{self.http.url}: pause_mode={self.pause_mode!r}: paused requests of adapter '{name}' "
+                "would keep it in its slot for ever",
+                'SglangServer(pause_mode="abort")',
+            )
+        end = time.monotonic() + timeout
+        before = self.loaded_adapter(name, left(end))
+        if before:
+            self.http.post("/unload_lora_adapter", {"lora_name": name}, timeout=left(end))
+        try:
+            self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=left(end))
+        except Error:
+            if before:
+                self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": before}, timeout=timeout)
+            raise
+
+    def loaded_adapter(self, name: str, timeout: float) -> str:
+        return _root_of(self.http.get("/v1/models", timeout=timeout), name)
 
 
 def is_stale_cache(message: str) -> bool:
@@ -329,6 +351,11 @@ class Http:
             return json.loads(text) if text.strip() else {}
         except json.JSONDecodeError:
             return {}
+
+
+def _root_of(models: Any, name: str) -> str:
+    """Of what ``/v1/models`` answers."""
+    return next((str(card.get("root") or "") for card in models.get("data", []) if card.get("id") == name), "")
 
 
 def _if_any(**options: Any) -> dict[str, Any]:
