@@ -44,6 +44,7 @@ from .control import RolloutControl, RolloutEngine
 from .errors import Error
 from .layouts import layout_of
 from .prepared import Lag, Prepared, PullReport, RepairReport, TileMismatch
+from .ranks import RankFollower, RankGroup
 from .rollout import Receiver
 from .tls import Tls
 from .trainer import WeightManager
@@ -63,6 +64,8 @@ __all__ = [
     "PlacementPlan",
     "Prepared",
     "PullReport",
+    "RankFollower",
+    "RankGroup",
     "Receiver",
     "RepairReport",
     "RolloutControl",

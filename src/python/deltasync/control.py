@@ -16,17 +16,18 @@ import json
 import numbers
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import _checks, _native
-from ._deadlines import left, seconds
+from ._control_weights import ReceiverWeights
+from ._deadlines import seconds
 from ._native import Version
 from .agent import read_token
 from .errors import InvalidArgument
+from .ranks import LeaderWeights, RankGroup
 from .rollout import Receiver
 from .tls import Tls, TlsLike
 
@@ -112,7 +113,8 @@ class RolloutControl:
 
     ``listen`` is HOST:PORT; beyond loopback a ``token`` (or ``token_file``) is needed, which clients show as
     "Authorization: Bearer …", or certificates of clients (``tls`` with ``ca``). ``dialects``: whose routes are served:
-    "v1" (FastDeploy's), "vllm", "sglang". ``model``, ``world_size`` (processes of the engine), ``pp_size`` and
+    "v1" (FastDeploy's), "vllm", "sglang". ``ranks``: the engine has several processes, and this one is rank 0; the
+    others have a :class:`RankFollower`. ``model``, ``world_size`` (processes of the engine), ``pp_size`` and
     ``ep_size`` are for clients that ask, and so is ``engine_info``, which is merged into /server_info. ``timeout``: of
     a client's call, in seconds. ``graphs_use_kv_cache``: captured graphs do, so weights are not woken before it (v1).
 
@@ -130,7 +132,8 @@ class RolloutControl:
         tls: TlsLike = None,
         dialects: Iterable[str] = ("v1", "vllm", "sglang"),
         model: str = "",
-        world_size: int = 1,
+        ranks: RankGroup | None = None,
+        world_size: int | None = None,
         pp_size: int = 1,
         ep_size: int = 1,
         engine_info: Mapping[str, Any] = MappingProxyType({}),
@@ -150,7 +153,7 @@ class RolloutControl:
         if token_file is not None:
             token = read_token(token_file)
         self._engine = engine
-        self._weights = _ReceiverWeights(receiver)
+        self._weights = ReceiverWeights(receiver) if ranks is None else LeaderWeights(receiver, ranks)
         server = _native.ControlServer(
             engine,
             self._weights,
@@ -159,7 +162,7 @@ class RolloutControl:
             Tls.of(tls)._of_server(),
             [_checks.text("dialects", dialect) for dialect in dialects],
             _checks.text("model", model),
-            _checks.whole("world_size", world_size),
+            _checks.whole("world_size", world_size if world_size is not None else ranks.ranks if ranks else 1),
             _checks.whole("pp_size", pp_size),
             _checks.whole("ep_size", ep_size),
             _json("engine_info", engine_info),
@@ -222,64 +225,3 @@ def _close(server: _native.ControlServer) -> None:
         threading.Thread(target=server.close, name="control-close").start()
     else:
         server.close()
-
-
-class _ReceiverWeights:
-    """receiver/control/weights.hpp, of a Receiver."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-        self._verify = False
-        #: Live memory may not be what was committed.
-        self._wrong = False
-        #: A pull writes live memory.
-        self._overwrites = False
-        self._ends = False
-
-    @property
-    def stages_in_place(self) -> bool:
-        return bool(self._receiver._options["full_update_policy"] == "in_place")
-
-    def current(self) -> Version | None:
-        return None if self._wrong or self._overwrites else self._receiver.version
-
-    def live_names(self) -> list[tuple[str, str]]:
-        placement = self._receiver._bound.kept.placement
-        if placement is not None:
-            return placement.live_names()
-        return [(name, name) for name in self._receiver.layout.names()]
-
-    def stage(self, version: str, directory: str, verify: bool, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        self._verify = verify or self._wrong
-        self._receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
-        wanted = int(version) if version.isascii() and version.isdigit() else version or None
-        self._overwrites = self.stages_in_place
-        try:
-            prepared = self._receiver.prepare(wanted, directory=directory or None, timeout=timeout)
-            if self._ends:  # looked at after there is what cancel() would have cancelled
-                self._receiver.cancel()
-            prepared.wait(left(end))
-        finally:
-            self._overwrites = False
-
-    def commit(self, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        self._receiver.commit(timeout=timeout)
-        if self._verify:
-            self._wrong = True
-            if wrong := self._receiver.attest(timeout=left(end)):
-                self._receiver.repair(wrong, timeout=left(end))
-            self._wrong = False
-
-    def release(self, timeout: float) -> None:
-        self._receiver.release(timeout=timeout)
-
-    def cancel(self) -> None:
-        """For good."""
-        self._ends = True
-        self._receiver.cancel()
-
-    def fill(self, timeout: float) -> None:
-        self._receiver.restore(timeout=timeout)
-        self._wrong = False

@@ -1,0 +1,83 @@
+"""receiver/control/weights.hpp, of a Receiver."""
+
+from __future__ import annotations
+
+import time
+
+from ._deadlines import left
+from ._native import Version
+from .rollout import Receiver
+
+
+class ReceiverWeights:
+    """What the control service does with the weights of one process. One call at a time, but for :meth:`current`."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+        #: What was staged and not committed; empty: nothing.
+        self.staged = ""
+        self._before: Version | None = None
+        self._verify = False
+        #: Live memory may not be what was committed.
+        self._wrong = False
+        #: A pull writes live memory.
+        self._overwrites = False
+        self._ends = False
+
+    @property
+    def stages_in_place(self) -> bool:
+        return bool(self.receiver._options["full_update_policy"] == "in_place")
+
+    def current(self) -> Version | None:
+        return None if self._wrong or self._overwrites else self.receiver.version
+
+    def live_names(self) -> list[tuple[str, str]]:
+        placement = self.receiver._bound.kept.placement
+        if placement is not None:
+            return placement.live_names()
+        return [(name, name) for name in self.receiver.layout.names()]
+
+    def stage(self, version: str, directory: str, verify: bool, timeout: float) -> Version:
+        end = time.monotonic() + timeout
+        self.staged = ""
+        self._verify = verify or self._wrong
+        self.receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
+        wanted = int(version) if version.isascii() and version.isdigit() else version or None
+        self._overwrites = self.stages_in_place
+        try:
+            prepared = self.receiver.prepare(wanted, directory=directory or None, timeout=timeout)
+            if self._ends:  # looked at after there is what cancel() would have cancelled
+                self.receiver.cancel()
+            found = prepared.wait(left(end)).version
+        finally:
+            self._overwrites = False
+        self.staged = f"the files of {directory}" if directory else f"version {found.number} of epoch {found.epoch:x}"
+        return found
+
+    def commit(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        self.staged, self._before = "", self.receiver.version
+        self.receiver.commit(timeout=timeout)
+        if self._verify:
+            self._wrong = True
+            if wrong := self.receiver.attest(timeout=left(end)):
+                self.receiver.repair(wrong, timeout=left(end))
+            self._wrong = False
+
+    def rollback(self) -> None:
+        """The last commit, if it has changed anything."""
+        if self.receiver.version != self._before:
+            self.receiver.rollback()
+
+    def release(self, timeout: float) -> None:
+        self.staged = ""
+        self.receiver.release(timeout=timeout)
+
+    def cancel(self) -> None:
+        """For good."""
+        self._ends = True
+        self.receiver.cancel()
+
+    def fill(self, timeout: float) -> None:
+        self.receiver.restore(timeout=timeout)
+        self._wrong = False

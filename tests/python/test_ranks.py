@@ -1,0 +1,325 @@
+"""One control service for an engine of several ranks: all come to a version, or none does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import deltasync
+import pytest
+from deltasync import errors
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from control_fleet import Client, Engine, model  # noqa: E402
+
+RANKS = 3
+
+
+class Fleet:
+    """A trainer, and an engine whose ranks are threads of this process. Rank 0 generates."""
+
+    def __init__(self, name: str, **control: Any) -> None:
+        self.trainer = deltasync.WeightManager(model(1.0), name=name)
+        self.trainer.offload(model(1.0), version=1)
+        self.store = dist.HashStore()
+        self.modules = [model(0.0) for _ in range(RANKS)]
+        self.receivers = [self.receiver(rank) for rank in range(RANKS)]
+        self.followers = {rank: self.follower(rank) for rank in range(1, RANKS)}
+        self.engine = Engine(self.modules[0])
+        self.control = deltasync.RolloutControl(
+            self.engine, self.receivers[0], ranks=self.group(0), timeout=control.pop("timeout", 30), **control
+        )
+        self.client = Client(self.control.endpoint)
+
+    def group(self, rank: int) -> deltasync.RankGroup:
+        return deltasync.RankGroup(self.store, rank, RANKS)
+
+    def receiver(self, rank: int) -> deltasync.Receiver:
+        return deltasync.Receiver(self.trainer.endpoint, module=self.modules[rank], shadow=True, name=f"rank {rank}")
+
+    def follower(self, rank: int) -> deltasync.RankFollower:
+        return deltasync.RankFollower(self.receivers[rank], self.group(rank))
+
+    def train(self, value: float) -> None:
+        self.trainer.wait_ready(timeout=60)
+        self.trainer.offload(model(value))
+        self.trainer.wait_ready(timeout=60)
+
+    @property
+    def values(self) -> list[float]:
+        return [module.weight[0, 0].item() for module in self.modules]
+
+    @property
+    def numbers(self) -> list[int | None]:
+        return [receiver.version.number if receiver.version else None for receiver in self.receivers]
+
+    def close(self) -> None:
+        self.control.close()
+        for follower in self.followers.values():
+            follower.close()
+        self.engine.close()
+        for receiver in self.receivers:
+            receiver.close()
+        self.trainer.close()
+        assert not self.engine.torn
+
+
+@pytest.fixture
+def fleet(segment_name: str) -> Iterator[Fleet]:
+    made = Fleet(segment_name)
+    yield made
+    made.close()
+
+
+def update(client: Client, status: int = 200, **info: Any) -> str:
+    """What is wrong. The engine is open afterwards, if it has weights to be open with."""
+    client.post("/v1/pause")
+    answer = client.post("/v1/update_weights", info, status)
+    client.send("POST", "/v1/resume")
+    return str(answer["error_message"])
+
+
+def test_all_ranks_take_a_version(fleet: Fleet) -> None:
+    update(fleet.client)
+    assert fleet.values == [1.0] * RANKS
+    fleet.train(2.0)
+    update(fleet.client, version="2", verify_checksum=True)
+    assert fleet.values == [2.0] * RANKS and fleet.numbers == [2] * RANKS
+    update(fleet.client, version="2")  # which all have
+    assert fleet.numbers == [2] * RANKS
+    assert fleet.client.get("/get_world_size")["world_size"] == RANKS
+
+
+def test_the_store_does_not_grow(fleet: Fleet) -> None:
+    keys = []
+    for value in range(2, 26):
+        fleet.train(float(value))
+        update(fleet.client)
+        keys.append(fleet.store.num_keys())
+    assert len(set(keys[12:])) == 1, keys
+
+
+def test_what_was_said_before_a_rank_started_is_not_done(fleet: Fleet) -> None:
+    update(fleet.client)
+    command = {"at": "round", "call": "fill", "timeout": 30}
+    fleet.followers.pop(1).close()
+    fleet.modules[1].weight.data.fill_(7.0)
+    fleet.store.set("deltasync/command", json.dumps(command))
+    fleet.receivers[1].close()
+    fleet.receivers[1] = fleet.receiver(1)
+    fleet.followers[1] = fleet.follower(1)
+    fleet.store.wait(["deltasync/round/vote/1"], timedelta(seconds=60))
+    assert "was started meanwhile" in fleet.store.get("deltasync/round/vote/1").decode()
+    assert fleet.values[1] == 7.0
+    fleet.train(2.0)
+    update(fleet.client)
+    assert fleet.values == [2.0] * RANKS
+
+
+def test_ranks_of_different_trainers_do_not_agree(fleet: Fleet, segment_name: str) -> None:
+    """Their versions have the same numbers."""
+    with deltasync.WeightManager(model(5.0), name=f"{segment_name}-other") as other:
+        other.offload(model(5.0), version=1)
+        fleet.followers.pop(2).close()
+        fleet.receivers[2].close()
+        fleet.receivers[2] = deltasync.Receiver(other.endpoint, module=fleet.modules[2])
+        fleet.followers[2] = fleet.follower(2)
+        assert "epoch" in update(fleet.client, 500, version="1")
+        assert fleet.numbers == [None] * RANKS
+        fleet.followers.pop(2).close()
+        fleet.receivers[2].close()
+
+
+def test_no_rank_takes_what_one_could_not_stage(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise errors.NoSpace("no memory for the version")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.receivers[2], "prepare", fail)
+        failed = update(fleet.client, 500)
+    assert "rank 2" in failed and "no memory for the version" in failed
+    assert fleet.values == [1.0] * RANKS
+    update(fleet.client)
+    assert fleet.values == [2.0] * RANKS
+
+
+@pytest.mark.parametrize("broken_rank", [0, 2])
+def test_a_commit_that_fails_on_one_rank_is_rolled_back_on_all(
+    fleet: Fleet, broken_rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+
+    def fail(**_: Any) -> Any:
+        raise errors.IoError("the device is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.receivers[broken_rank], "commit", fail)
+        failed = update(fleet.client, 500)
+    assert f"rank {broken_rank}" in failed and "the device is gone" in failed
+    assert fleet.values == [1.0] * RANKS and fleet.numbers == [1] * RANKS
+    assert fleet.engine.finish(fleet.engine.submit("a")).tokens[0] == 1.0
+    update(fleet.client)
+    assert fleet.values == [2.0] * RANKS
+
+
+def test_a_rollback_that_fails_stops_the_engine_until_an_update(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise errors.IoError("the device is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.receivers[2], "commit", fail)
+        broken.setattr(fleet.receivers[1], "rollback", fail)
+        failed = update(fleet.client, 500)
+    assert "rank 1" in failed
+    assert fleet.followers[1].doubt
+    with pytest.raises(errors.Error):
+        fleet.control.admit()
+    update(fleet.client)
+    fleet.client.post("/resume")
+    assert fleet.values == [2.0] * RANKS and not fleet.followers[1].doubt
+    assert fleet.control.admit().version.number == 2
+
+
+def test_weights_of_all_ranks_sleep_and_wake(fleet: Fleet) -> None:
+    update(fleet.client)
+    fleet.client.post("/sleep?level=1")
+    for module in fleet.modules[1:]:
+        with torch.no_grad():
+            module.weight.fill_(7.0)
+    fleet.client.post("/wake_up")
+    assert fleet.values == [1.0] * RANKS
+
+
+def test_a_rank_that_is_away_is_named_and_comes_back(segment_name: str) -> None:
+    fleet = Fleet(segment_name, timeout=3)
+    try:
+        update(fleet.client)
+        fleet.followers.pop(2).close()
+        fleet.train(2.0)
+        failed = update(fleet.client, 500)
+        assert "2" in failed
+        assert fleet.values == [1.0] * RANKS
+        fleet.receivers[2].close()
+        fleet.receivers[2] = fleet.receiver(2)  # started again
+        fleet.followers[2] = fleet.follower(2)
+        update(fleet.client)
+        assert fleet.values == [2.0] * RANKS
+    finally:
+        fleet.close()
+
+
+def test_close_ends_a_wait_for_a_rank(segment_name: str) -> None:
+    fleet = Fleet(segment_name, timeout=600)
+    fleet.followers.pop(2).close()
+
+    def ask() -> None:
+        with contextlib.suppress(http.client.HTTPException, OSError):
+            fleet.client.send("POST", "/v1/update_weights", {})
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    deadline = threading.Event()
+    while not fleet.receivers[0]._pulls.staged and not deadline.wait(0.05):
+        pass
+    fleet.close()
+    asked.join(60)
+    assert not asked.is_alive()
+
+
+def test_what_makes_no_group(fleet: Fleet) -> None:
+    with pytest.raises(errors.InvalidArgument, match="ranks are 0 to 2"):
+        deltasync.RankGroup(fleet.store, 3, 3)
+    with pytest.raises(errors.InvalidArgument, match="RolloutControl"):
+        deltasync.RankFollower(fleet.receivers[0], fleet.group(0))
+    with pytest.raises(errors.InvalidArgument, match="RankFollower"):
+        deltasync.RolloutControl(fleet.engine, fleet.receivers[1], ranks=fleet.group(1))
+    in_place = deltasync.Receiver(fleet.trainer.endpoint, module=model(0.0), full_update_policy="in_place")
+    with pytest.raises(errors.InvalidArgument, match="in_place"):
+        deltasync.RankFollower(in_place, fleet.group(1))
+    in_place.close()
+
+
+PROCESS = """
+import sys, deltasync, torch
+import torch.distributed as dist
+from datetime import timedelta
+endpoint, port, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+module = torch.nn.Linear(256, 128)
+receiver = deltasync.Receiver(endpoint, module=module)
+store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+follower = deltasync.RankFollower(receiver, deltasync.RankGroup(store, rank, ranks))
+print("ready", flush=True)
+for _ in sys.stdin:
+    print(module.weight[0, 0].item(), flush=True)
+follower.close()
+"""
+
+
+class Process:
+    def __init__(self, script: Path, endpoint: str, port: int, rank: int) -> None:
+        command = [sys.executable, str(script), endpoint, str(port), str(rank), str(RANKS)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and self.process.stdin is not None
+        self.out, self.input = self.process.stdout, self.process.stdin
+        assert self.out.readline().strip() == "ready"
+
+    def value(self) -> float:
+        self.input.write("\n")
+        self.input.flush()
+        return float(json.loads(self.out.readline()))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.input.close()
+        self.out.close()
+
+
+def test_ranks_that_are_processes(segment_name: str, tmp_path: Path) -> None:
+    script = tmp_path / "follower.py"
+    script.write_text(PROCESS)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    own = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
+    trainer = deltasync.WeightManager(model(1.0), name=segment_name)
+    trainer.offload(model(1.0), version=1)
+    mine = model(0.0)
+    receiver = deltasync.Receiver(trainer.endpoint, module=mine)
+    engine = Engine(mine)
+    processes = [Process(script, trainer.endpoint, store.port, rank) for rank in range(1, RANKS)]
+    group = deltasync.RankGroup(own, 0, RANKS)
+    try:
+        with deltasync.RolloutControl(engine, receiver, ranks=group, timeout=5) as control:
+            client = Client(control.endpoint)
+            update(client)
+            assert [process.value() for process in processes] == [1.0, 1.0] and mine.weight[0, 0] == 1.0
+            trainer.wait_ready(timeout=60)
+            trainer.offload(model(2.0))
+            trainer.wait_ready(timeout=60)
+            processes[1].end()
+            update(client, 500, version="2")
+            assert processes[0].value() == 1.0 and mine.weight[0, 0] == 1.0
+            processes[1] = Process(script, trainer.endpoint, store.port, 2)
+            update(client, version="2")
+            assert [process.value() for process in processes] == [2.0, 2.0] and mine.weight[0, 0] == 2.0
+    finally:
+        for process in processes:
+            process.end()
+        engine.close()
+        receiver.close()
+        trainer.close()
