@@ -247,7 +247,9 @@ run_python() {
   step "python: mypy of the lab" env MYPYPATH=tools:tools/lab "$bin/mypy" tools/lab.py tests/lab/*.py
   echo "== python: tests"
   report=$reports/python.xml
-  PYTHONPATH=build/python "$bin/python" -m pytest -q -rs --junitxml "$report" tests/python || status=$?
+  # More than one at a time: they wait for other processes more than they compute.
+  PYTHONPATH=build/python "$bin/python" -m pytest -q -rs -n "$((jobs + 1))" --dist worksteal --junitxml "$report" \
+    tests/python || status=$?
   slowest python "$report"
   total=$(junit_count tests "$report")
   wrong=$(($(junit_count failures "$report") + $(junit_count errors "$report")))

@@ -265,8 +265,7 @@ class RankFollower:
     """A rank other than 0: does what rank 0's :class:`RolloutControl` tells, on its own thread, until it is closed.
 
     ``receiver`` keeps this rank's part of the weights, without ``background``. A rank that starts again takes part from
-    the next update on, with a full pull. :attr:`version` is what this rank has committed; :attr:`doubt` says why that
-    is not what all have."""
+    the next update on, with a full pull."""
 
     def __init__(self, receiver: Receiver, group: RankGroup) -> None:
         if group.rank == 0:
@@ -280,10 +279,12 @@ class RankFollower:
 
     @property
     def version(self) -> Version | None:
+        """What this rank has committed; None before the first update, and while its weights sleep."""
         return self._rank.weights.current()
 
     @property
     def doubt(self) -> str:
+        """Why live memory is not of the version that all ranks have; empty: it is. An update ends it."""
         return self._rank.doubt
 
     def close(self) -> None:
