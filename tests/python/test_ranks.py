@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class Fleet:
     """A trainer, and an engine whose ranks are threads of this process. Rank 0 generates."""
 
     def __init__(self, name: str, **control: Any) -> None:
+        self.name = name
         self.trainer = deltasync.WeightManager(model(1.0), name=name)
         self.trainer.offload(model(1.0), version=1)
         self.store = dist.HashStore()
@@ -41,7 +43,7 @@ class Fleet:
         self.client = Client(self.control.endpoint)
 
     def group(self, rank: int) -> deltasync.RankGroup:
-        return deltasync.RankGroup(self.store, rank, RANKS)
+        return deltasync.RankGroup(self.store, rank, RANKS, name=self.name)
 
     def receiver(self, rank: int) -> deltasync.Receiver:
         return deltasync.Receiver(self.trainer.endpoint, module=self.modules[rank], shadow=True, name=f"rank {rank}")
@@ -108,21 +110,159 @@ def test_the_store_does_not_grow(fleet: Fleet) -> None:
     assert len(set(keys[12:])) == 1, keys
 
 
-def test_what_was_said_before_a_rank_started_is_not_done(fleet: Fleet) -> None:
+def restart(fleet: Fleet, rank: int) -> None:
+    """As another process: with memory of its own."""
+    fleet.followers.pop(rank).close()
+    fleet.receivers[rank].close()
+    fleet.modules[rank] = model(0.0)
+    fleet.receivers[rank] = fleet.receiver(rank)
+    fleet.followers[rank] = fleet.follower(rank)
+
+
+def serves(fleet: Fleet) -> bool:
+    try:
+        fleet.control.admit()
+    except errors.Error:
+        return False
+    return True
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_nothing_is_served_while_a_rank_that_was_started_again_has_no_weights(fleet: Fleet) -> None:
     update(fleet.client)
-    command = {"at": "round", "call": "fill", "timeout": 30}
-    fleet.followers.pop(1).close()
-    fleet.modules[1].weight.data.fill_(7.0)
-    fleet.store.set("deltasync/command", json.dumps(command))
-    fleet.receivers[1].close()
-    fleet.receivers[1] = fleet.receiver(1)
-    fleet.followers[1] = fleet.follower(1)
-    fleet.store.wait(["deltasync/round/vote/1"], timedelta(seconds=60))
-    assert "was started meanwhile" in fleet.store.get("deltasync/round/vote/1").decode()
-    assert fleet.values[1] == 7.0
+    assert serves(fleet)
+    restart(fleet, 1)
+    assert eventually(lambda: not serves(fleet))
+    fleet.client.post("/v1/pause")
+    assert fleet.client.send("POST", "/v1/resume")[0] != 200
+    update(fleet.client)
+    assert serves(fleet) and fleet.values == [1.0] * RANKS
+
+
+def test_a_failed_update_with_a_rank_that_was_started_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
     fleet.train(2.0)
+    restart(fleet, 1)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise errors.IoError("the device is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.receivers[2], "commit", fail)
+        update(fleet.client, 500)
+    assert not serves(fleet)
     update(fleet.client)
-    assert fleet.values == [2.0] * RANKS
+    assert serves(fleet) and fleet.values == [2.0] * RANKS
+
+
+def test_what_a_receiver_did_beside_the_service_is_not_served(fleet: Fleet) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+    fleet.receivers[0].update(2)
+    assert not serves(fleet)
+    update(fleet.client)
+    assert serves(fleet) and fleet.values == [2.0] * RANKS
+
+
+def test_a_store_that_fails_rank_0_after_its_yes(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(segment_name, timeout=3)
+    update(fleet.client)
+    fleet.train(2.0)
+    keys = fleet.control._weights._rank.keys
+    check, lost = keys.check, threading.Event()
+
+    def fail(names: Any) -> bool:
+        if any("/staged/" in name for name in names) and fleet.control._weights._number:
+            lost.set()
+        if lost.is_set():
+            raise errors.IoError("the store is gone")
+        return check(names)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(keys, "check", fail)
+        update(fleet.client, 500)
+        assert not serves(fleet)
+    # The others have voted, and wait for rank 0 until the call's deadline.
+    assert eventually(lambda: fleet.client.send("POST", "/v1/update_weights", {})[0] == 200)
+    fleet.client.post("/v1/resume")
+    assert serves(fleet) and fleet.values == [2.0] * RANKS
+    fleet.close()
+
+
+def test_memory_that_cannot_be_repaired_is_not_called_as_before(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+    receiver = fleet.receivers[2]
+
+    def wrong(**_: Any) -> Any:
+        return [deltasync.TileMismatch(0, "weight")]
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise errors.VersionGone("another one by now")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(receiver, "attest", wrong)
+        broken.setattr(receiver, "repair", fail)
+        failed = update(fleet.client, 500, verify_checksum=True)
+    assert "as before" not in failed and not serves(fleet)
+    update(fleet.client)
+    assert serves(fleet) and fleet.values == [2.0] * RANKS
+
+
+def test_groups_of_other_sizes_and_directories_are_refused(segment_name: str) -> None:
+    fleet = Fleet(segment_name)
+    try:
+        fleet.followers.pop(2).close()
+        other = deltasync.RankGroup(fleet.store, 2, RANKS + 1, name=fleet.name)
+        fleet.followers[2] = deltasync.RankFollower(fleet.receivers[2], other)
+        assert "takes part in ranks=4" in update(fleet.client, 400)
+        fleet.followers.pop(2).close()
+        fleet.followers[2] = fleet.follower(2)
+        update(fleet.client)
+        fleet.client.post("/v1/pause")
+        assert "publish" in str(fleet.client.send("POST", "/v1/update_weights", {"directory": "/tmp"})[1])
+    finally:
+        fleet.close()
+
+
+def test_the_last_process_that_says_so_is_the_rank(fleet: Fleet) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+    with deltasync.Receiver(fleet.trainer.endpoint, module=model(0.0)) as second:
+        with deltasync.RankFollower(second, fleet.group(1)) as taken_over:
+            update(fleet.client)
+            assert taken_over.version is not None and taken_over.version.number == 2
+            assert eventually(lambda: "another process" in fleet.followers[1].doubt)
+            assert fleet.numbers == [2, 1, 2]
+
+
+def test_a_store_that_stands_still_holds_nobody(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
+    fleet.train(2.0)
+    goes_on = threading.Event()
+
+    class Still:
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any) -> Any:
+                goes_on.wait(60)
+                return getattr(fleet.store, name)(*arguments)
+
+            return call
+
+    for rank in (fleet.control._weights._rank, fleet.followers[1]._rank):
+        monkeypatch.setattr(rank.keys, "_store", Still())
+    assert "has not answered" in update(fleet.client, 500)
+    began = time.monotonic()
+    fleet.followers.pop(1).close()
+    fleet.control.close()
+    assert time.monotonic() - began < 30
+    goes_on.set()
 
 
 def test_ranks_of_different_trainers_do_not_agree(fleet: Fleet, segment_name: str) -> None:
@@ -244,7 +384,7 @@ def test_close_ends_a_wait_for_a_rank(segment_name: str) -> None:
 
 def test_what_makes_no_group(fleet: Fleet) -> None:
     with pytest.raises(errors.InvalidArgument, match="ranks are 0 to 2"):
-        deltasync.RankGroup(fleet.store, 3, 3)
+        deltasync.RankGroup(fleet.store, 3, 3, name="engine")
     with pytest.raises(errors.InvalidArgument, match="RolloutControl"):
         deltasync.RankFollower(fleet.receivers[0], fleet.group(0))
     with pytest.raises(errors.InvalidArgument, match="RankFollower"):
@@ -263,7 +403,7 @@ endpoint, port, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), i
 module = torch.nn.Linear(256, 128)
 receiver = deltasync.Receiver(endpoint, module=module)
 store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-follower = deltasync.RankFollower(receiver, deltasync.RankGroup(store, rank, ranks))
+follower = deltasync.RankFollower(receiver, deltasync.RankGroup(store, rank, ranks, name="engine"))
 print("ready", flush=True)
 for _ in sys.stdin:
     print(module.weight[0, 0].item(), flush=True)
@@ -302,7 +442,7 @@ def test_ranks_that_are_processes(segment_name: str, tmp_path: Path) -> None:
     receiver = deltasync.Receiver(trainer.endpoint, module=mine)
     engine = Engine(mine)
     processes = [Process(script, trainer.endpoint, store.port, rank) for rank in range(1, RANKS)]
-    group = deltasync.RankGroup(own, 0, RANKS)
+    group = deltasync.RankGroup(own, 0, RANKS, name="engine")
     try:
         with deltasync.RolloutControl(engine, receiver, ranks=group, timeout=5) as control:
             client = Client(control.endpoint)

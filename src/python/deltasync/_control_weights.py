@@ -19,7 +19,7 @@ class ReceiverWeights:
         self._before: Version | None = None
         self._verify = False
         #: Live memory may not be what was committed.
-        self._wrong = False
+        self.wrong = False
         #: A pull writes live memory.
         self._overwrites = False
         self._ends = False
@@ -29,7 +29,7 @@ class ReceiverWeights:
         return bool(self.receiver._options["full_update_policy"] == "in_place")
 
     def current(self) -> Version | None:
-        return None if self._wrong or self._overwrites else self.receiver.version
+        return None if self.wrong or self._overwrites else self.receiver.version
 
     def live_names(self) -> list[tuple[str, str]]:
         placement = self.receiver._bound.kept.placement
@@ -40,7 +40,7 @@ class ReceiverWeights:
     def stage(self, version: str, directory: str, verify: bool, timeout: float) -> Version:
         end = time.monotonic() + timeout
         self.staged = ""
-        self._verify = verify or self._wrong
+        self._verify = verify or self.wrong
         self.receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
         wanted = int(version) if version.isascii() and version.isdigit() else version or None
         self._overwrites = self.stages_in_place
@@ -59,10 +59,10 @@ class ReceiverWeights:
         self.staged, self._before = "", self.receiver.version
         self.receiver.commit(timeout=timeout)
         if self._verify:
-            self._wrong = True
+            self.wrong = True
             if wrong := self.receiver.attest(timeout=left(end)):
                 self.receiver.repair(wrong, timeout=left(end))
-            self._wrong = False
+            self.wrong = False
 
     def rollback(self) -> None:
         """The last commit, if it has changed anything."""
@@ -80,4 +80,4 @@ class ReceiverWeights:
 
     def fill(self, timeout: float) -> None:
         self.receiver.restore(timeout=timeout)
-        self._wrong = False
+        self.wrong = False

@@ -171,7 +171,7 @@ class RolloutControl:
         )
         self._server: _native.ControlServer | None = server  # which holds the engine
         # Its threads call Python, so they end before Python does.
-        self._end = weakref.finalize(self, _close, server)
+        self._end = weakref.finalize(self, _close, server, self._weights)
 
     @property
     def endpoint(self) -> str:
@@ -200,8 +200,6 @@ class RolloutControl:
             return
         if server.in_hook:
             raise InvalidArgument("RolloutControl.close: called by a hook, whose end it would wait for")
-        server.stop()
-        self._weights.cancel()
         self._end()
         self._server = None
 
@@ -219,9 +217,15 @@ def _json(name: str, value: Mapping[str, Any]) -> str:
         raise InvalidArgument(f"RolloutControl: {name}={value!r:.80} cannot be written as JSON: {error}") from None
 
 
-def _close(server: _native.ControlServer) -> None:
-    """Also where a hook has dropped the last reference."""
-    if server.in_hook:
-        threading.Thread(target=server.close, name="control-close").start()
-    else:
+def _close(server: _native.ControlServer, weights: ReceiverWeights | LeaderWeights) -> None:
+    """Also where a hook has dropped the last reference, and at the program's end."""
+
+    def end() -> None:
+        server.stop()
+        weights.cancel()
         server.close()
+
+    if server.in_hook:
+        threading.Thread(target=end, name="control-close").start()
+    else:
+        end()

@@ -1,6 +1,6 @@
 """One control service for an engine of several processes: rank 0 has it, and tells the others what to do::
 
-    group = deltasync.RankGroup(store, rank, ranks)  # each rank; a store of torch.distributed that all share
+    group = deltasync.RankGroup(store, rank, ranks, name="engine-7")  # each rank; a store that all share
     receiver = deltasync.Receiver("trainer:7070", module=my_part)
     if rank == 0:
         control = deltasync.RolloutControl(Engine(), receiver, ranks=group)
@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _checks
 from ._control_weights import ReceiverWeights
 from ._deadlines import left
 from ._native import Version
-from .engines.group import Group, Outcome, Verdict, WeightsUnknown, Work
-from .errors import Aborted, Cancelled, Error, InvalidArgument, IoError
+from .engines.group import Group, Outcome, WeightsUnknown, Work
+from .errors import Aborted, Cancelled, DeadlinePassed, Error, InvalidArgument, IoError, Unsupported
 from .rollout import Receiver
 
 __all__ = ["RankFollower", "RankGroup"]
@@ -34,21 +35,26 @@ _log = logging.getLogger("deltasync.ranks")
 
 #: Who has voted waits so much longer for the others than they have for their work.
 _MARGIN_S = 5.0
+#: For an answer of the store.
+_STORE_S = 5.0
 #: A follower looks so often for a command; more often where one is to be expected, since the engine stands still then.
 _LOOK_S, _SOON_S = 0.02, 0.001
 _EXPECT_S = 30.0
+#: Rank 0 looks so often whether the others are who they were.
+_WATCH_S = 0.5
 _COMMAND = "command"
-_REMEDY = "the rank says why; the next update tries again"
 #: So many rounds back nobody looks any more.
 _ROUNDS_KEPT = 16
+_REMEDY = "see to the rank that it names (one that is away: start it again), then update"
+_STORE_REMEDY = "start the store and all ranks again, then update"
 
 
 class RankGroup:
     """The processes of one engine. ``store``: of torch.distributed (a TCPStore, say), with a connection of its own for
-    this object; all ranks share it. ``rank`` in 0..``ranks`` - 1. ``name``: of this engine, where several share the
-    store."""
+    this object; all ranks share it. ``rank`` in 0..``ranks`` - 1. ``name``: of this engine; no other one that uses the
+    store may have it."""
 
-    def __init__(self, store: Any, rank: int, ranks: int, *, name: str = "deltasync") -> None:
+    def __init__(self, store: Any, rank: int, ranks: int, *, name: str) -> None:
         self.store, self.name = store, _checks.text("name", name)
         self.rank, self.ranks = _checks.whole("rank", rank), _checks.whole("ranks", ranks)
         if not 0 <= self.rank < self.ranks:
@@ -56,30 +62,66 @@ class RankGroup:
 
 
 class _Keys:
-    """The store, until it is closed, which ends a wait for something in it."""
+    """The store. It is asked on a thread of its own, since it may stand still for longer than anybody may wait."""
 
     def __init__(self, group: RankGroup) -> None:
-        self._store, self._prefix, self.closed = group.store, f"{group.name}/", False
-
-    def _open(self, key: str) -> str:
-        if self.closed:
-            raise Cancelled(f"{key}: this rank is being closed")
-        return self._prefix + key
+        self._store, self._prefix, self._name = group.store, f"{group.name}/", group.name
+        #: Ends every wait for it.
+        self.closed = False
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._ask, name=f"deltasync-store-{group.rank}", daemon=True).start()
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return bytes(self._store.compare_set(self._open(key), expected, value))
+        return bytes(self._call(lambda: self._store.compare_set(self._prefix + key, expected, value)))
 
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._store.check([self._open(key) for key in keys]))
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._call(lambda: self._store.check([self._prefix + key for key in keys])))
 
     def get(self, key: str) -> bytes:
-        return bytes(self._store.get(self._open(key)))
+        return bytes(self._call(lambda: self._store.get(self._prefix + key)))
 
     def set(self, key: str, value: str) -> None:
-        self._store.set(self._open(key), value)
+        self._call(lambda: self._store.set(self._prefix + key, value))
 
     def delete(self, key: str) -> None:
-        self._store.delete_key(self._prefix + key)
+        self._call(lambda: self._store.delete_key(self._prefix + key))
+
+    def found(self, key: str) -> str:
+        """Empty if it is not there."""
+        return self.get(key).decode() if self.check([key]) else ""
+
+    def close(self) -> None:
+        self.closed = True
+        self._calls.put(lambda: None)
+
+    def _call(self, ask: Callable[[], Any]) -> Any:
+        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def call() -> None:
+            try:
+                answer.put((ask(), None))
+            except Exception as error:  # DistError and its kind
+                answer.put((None, error))
+
+        self._calls.put(call)
+        end = time.monotonic() + _STORE_S
+        while not self.closed:
+            try:
+                value, error = answer.get(timeout=0.1)
+            except queue.Empty:
+                if time.monotonic() < end:
+                    continue
+                raise IoError(
+                    f"the store of the ranks of {self._name} has not answered for {_STORE_S:.0f} s", _STORE_REMEDY
+                ) from None
+            if error is not None:
+                raise IoError(f"the store of the ranks of {self._name}: {error}", _STORE_REMEDY) from error
+            return value
+        raise Cancelled(f"{self._name}: this rank is being closed")
+
+    def _ask(self) -> None:
+        while not self.closed:
+            self._calls.get()()
 
 
 class _Rank:
@@ -88,7 +130,7 @@ class _Rank:
     def __init__(self, receiver: Receiver, group: RankGroup) -> None:
         if not isinstance(receiver, Receiver):
             raise InvalidArgument(f"receiver={receiver!r:.80} is no Receiver")
-        self.weights, self.keys = ReceiverWeights(receiver), _Keys(group)
+        self.weights, self.group, self.keys = ReceiverWeights(receiver), group, _Keys(group)
         if self.weights.stages_in_place:
             raise InvalidArgument(
                 "a receiver with full_update_policy='in_place' cannot roll back, as all ranks may have to",
@@ -98,6 +140,13 @@ class _Rank:
         #: Why live memory is not of the version that all ranks have; empty: it is.
         self.doubt = ""
         self.votes = Group(self.keys, group.rank, group.ranks)
+        #: Of this process. The last one that says which rank it is, is that rank.
+        self.id = f"{secrets.token_hex(8)} of {group.ranks}"
+        self.keys.set(f"rank/{group.rank}", self.id)
+
+    def members(self) -> list[str]:
+        """Who the ranks are; empty: nobody yet."""
+        return [self.keys.found(f"rank/{rank}") for rank in range(self.group.ranks)]
 
     # Of a committed receiver (engines/group.py).
 
@@ -107,15 +156,17 @@ class _Rank:
         except Exception as error:
             self.doubt = f"a rollback failed: {error}"
             raise
+        if self.weights.wrong:
+            self.doubt = "live memory was not what was committed, and could not be repaired"
 
     def void(self, reason: str) -> None:
         self.doubt = reason
 
     # Rounds. `at`: their name.
 
-    def stage(self, at: str, version: str, directory: str, verify: bool, end: float) -> None:
+    def stage(self, at: str, version: str, verify: bool, end: float) -> None:
         def work() -> str:
-            self.weights.stage(version, directory, verify, left(end))
+            self.weights.stage(version, "", verify, left(end))
             return self.weights.staged
 
         self._all(at, work, end)
@@ -148,7 +199,10 @@ class _Rank:
         if ending.kept:
             self.doubt = ""
         elif ending.unwritten is not None:
-            raise _error(ending.unwritten)
+            if ending.unwritten.outcome is Outcome.UNKNOWN:  # the others may have written
+                self.doubt = ending.unwritten.reason
+                raise WeightsUnknown(ending.unwritten.reason)
+            raise Aborted(ending.unwritten.reason, _REMEDY)
         elif ending.as_before:
             raise Aborted(f"{ending.text}; all ranks have the weights of before", _REMEDY)
         else:
@@ -171,9 +225,10 @@ class _Rank:
         self._all(at, work, end, doubtful=True)
         self.doubt = ""
 
-    def refuse(self, at: str, reason: str) -> None:
+    def refuse(self, command: dict[str, Any], reason: str) -> None:
         """For who waits for this rank."""
-        self.votes.vote(reason, timeout=0.0, at=at)
+        at = str(command["at"])
+        self.votes.vote(reason, timeout=0.0, at=f"{at}/staged" if command["call"] == "commit" else at)
 
     def _all(self, at: str, work: Callable[[], str], end: float, *, doubtful: bool = False) -> None:
         """`work` says what about it was. `doubtful`: where not all have done it, the ranks differ."""
@@ -183,16 +238,15 @@ class _Rank:
             subject = work()
         except Exception as error:
             failed = error
-        wait = left(end) + _MARGIN_S
         reason = None if failed is None else _words(failed)
-        verdict = self.votes.vote(reason, subject=subject, timeout=wait, at=at, doubt=self.doubt)
+        verdict = self.votes.vote(reason, subject=subject, timeout=left(end) + _MARGIN_S, at=at, doubt=self.doubt)
         if verdict.yes:
             return
         if doubtful:
             self.doubt = verdict.reason
         if isinstance(failed, Error):
             raise failed
-        raise _error(verdict)
+        raise Aborted(verdict.reason, _REMEDY)
 
 
 class LeaderWeights:
@@ -207,72 +261,147 @@ class LeaderWeights:
             )
         self._rank = _Rank(receiver, group)
         # Of no leader before: a rank that is late with one of its commands finds nobody who votes with it.
-        self._id, self._number, self._names = secrets.token_hex(8), 0, range(group.ranks)
+        self._id, self._number, self._forgotten = secrets.token_hex(8), 0, 0
+        #: The version that all have come to, and who they were then.
+        self._agreed: tuple[Version, list[str]] | None = None
+        self._stop = threading.Event()
+        threading.Thread(target=self._watch, name="deltasync-ranks", daemon=True).start()
 
     def current(self) -> Version | None:
-        return None if self._rank.doubt else self._rank.weights.current()
+        agreed = self._agreed
+        version = self._rank.weights.current()
+        return version if agreed is not None and not self._rank.doubt and version == agreed[0] else None
 
     def live_names(self) -> list[tuple[str, str]]:
         return self._rank.weights.live_names()
 
     def stage(self, version: str, directory: str, verify: bool, timeout: float) -> None:
+        if directory:  # its files may be others on each host
+            raise Unsupported("directory: the ranks of an engine cannot tell whether they read the same", "publish it")
         end = time.monotonic() + timeout
-        arguments: dict[str, Any] = {"version": version, "directory": directory, "verify": verify}
-        if version or directory:
-            self._rank.stage(self._tell("stage", end, **arguments), version, directory, verify, end)
-        else:  # what is the newest may differ from rank to rank
-            arguments["version"] = str(self._rank.weights.stage(version, directory, verify, timeout).number)
-            self._rank.has_staged(self._tell("stage", end, **arguments), end)
+        try:
+            if version:
+                self._rank.stage(self._tell("stage", end, version=version, verify=verify)[0], version, verify, end)
+            else:
+                self._stage_newest(verify, end)
+        finally:
+            self._forget()
 
     def commit(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        self._rank.commit(self._tell("commit", end), end)
+        at, members = self._tell("commit", end)
+        self._rank.commit(at, end)
+        self._agree(members)
 
     def release(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        self._rank.release(self._tell("release", end), end)
+        try:
+            self._rank.release(self._tell("release", end)[0], end)
+        except Exception as error:  # some have
+            self._rank.doubt = self._rank.doubt or _words(error)
+            raise
 
     def fill(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        self._rank.fill(self._tell("fill", end), end)
+        at, members = self._tell("fill", end)
+        self._rank.fill(at, end)
+        self._agree(members)
 
     def cancel(self) -> None:
         """For good."""
-        self._rank.keys.closed = True
+        self._stop.set()
         self._rank.weights.cancel()
+        self._rank.keys.close()
 
-    def _tell(self, call: str, end: float, **arguments: Any) -> str:
-        """The round's name."""
+    def _stage_newest(self, verify: bool, end: float) -> None:
+        """What is the newest may differ from rank to rank, so the others are told which rank 0 found; by then a trainer
+        may have published the next."""
+        while True:
+            number = str(self._rank.weights.stage("", "", verify, left(end)).number)
+            try:
+                return self._rank.has_staged(self._tell("stage", end, version=number, verify=verify)[0], end)
+            except Aborted as error:
+                if "VersionGone" not in str(error) or left(end) == 0:
+                    raise
+
+    def _agree(self, members: list[str]) -> None:
+        version = self._rank.weights.current()
+        self._agreed = None if version is None else (version, members)
+
+    def _tell(self, call: str, end: float, **arguments: Any) -> tuple[str, list[str]]:
+        """The round's name, and who takes part."""
+        members = self._wait_for_members(end)
+        if self._agreed is not None and members != self._agreed[1]:
+            self._doubt_members(members)
         self._number += 1
         at = f"{self._id}-{self._number}"
-        command = {"at": at, "call": call, "timeout": left(end), **arguments}
-        try:
-            self._rank.keys.set(_COMMAND, json.dumps(command))
-            self._forget(self._number - _ROUNDS_KEPT)
-        except Error:
-            raise
-        except Exception as error:  # DistError and its kind
-            raise IoError(f"the store of the ranks does not answer: {error}") from error
-        return at
+        command = {"at": at, "call": call, "to": members, "timeout": left(end), **arguments}
+        self._rank.keys.set(_COMMAND, json.dumps(command))
+        return at, members
 
-    def _forget(self, number: int) -> None:
-        for part in ("", "/staged", "/written", "/rolled back") if number > 0 else ():
-            for key in ("verdict", *(f"vote/{rank}" for rank in self._names)):
-                self._rank.keys.delete(f"{self._id}-{number}{part}/{key}")
+    def _wait_for_members(self, end: float) -> list[str]:
+        ranks = self._rank.group.ranks
+        while True:
+            members = self._rank.members()
+            if members[0] != self._rank.id:
+                raise Aborted(
+                    f"another process is rank 0 of {self._rank.group.name} now", "one RolloutControl for each name"
+                )
+            missing = [str(rank) for rank, member in enumerate(members) if not member]
+            for rank, member in enumerate(members):
+                if member and not member.endswith(f" of {ranks}"):
+                    raise InvalidArgument(
+                        f"rank {rank} takes part in ranks={member.split()[-1]}, and rank 0 in ranks={ranks}",
+                        "give all the same",
+                    )
+            if not missing:
+                return members
+            if left(end) == 0:
+                raise DeadlinePassed(f"rank {', '.join(missing)} of {self._rank.group.name} was never there", _REMEDY)
+            self._stop.wait(_LOOK_S)
+
+    def _watch(self) -> None:
+        """A rank that was started again has no weights, while the others go on to compute with it."""
+        while not self._stop.wait(_WATCH_S):
+            agreed = self._agreed
+            if agreed is None or self._rank.doubt:
+                continue
+            try:
+                members = self._rank.members()
+            except Exception:  # the next call says so
+                continue
+            if agreed is self._agreed and members != agreed[1]:
+                self._doubt_members(members)
+
+    def _doubt_members(self, members: list[str]) -> None:
+        assert self._agreed is not None
+        others = [str(rank) for rank, pair in enumerate(zip(members, self._agreed[1], strict=True)) if len({*pair}) > 1]
+        self._rank.doubt = f"rank {', '.join(others)} was started again after the last update"
+        _log.warning("%s: %s; nothing is served until an update", self._rank.group.name, self._rank.doubt)
+
+    def _forget(self) -> None:
+        try:
+            for number in range(self._forgotten + 1, self._number - _ROUNDS_KEPT + 1):
+                for part in ("", "/staged", "/written", "/rolled back"):
+                    for key in ("verdict", *(f"vote/{rank}" for rank in range(self._rank.group.ranks))):
+                        self._rank.keys.delete(f"{self._id}-{number}{part}/{key}")
+                self._forgotten = number
+        except Error as error:
+            _log.debug("%s: %s", self._rank.group.name, error)
 
 
 class RankFollower:
     """A rank other than 0: does what rank 0's :class:`RolloutControl` tells, on its own thread, until it is closed.
 
-    ``receiver`` keeps this rank's part of the weights, without ``background``. A rank that starts again takes part from
-    the next update on, with a full pull."""
+    ``receiver`` keeps this rank's part of the weights, without ``background``; nothing else may update it. A rank that
+    starts again takes part from the next update on, with a full pull; until then rank 0 serves nothing."""
 
     def __init__(self, receiver: Receiver, group: RankGroup) -> None:
         if group.rank == 0:
             raise InvalidArgument("RankFollower: this is rank 0, which has the service", "make a RolloutControl")
-        self._rank = _Rank(receiver, group)
-        if receiver._pulls.background:
+        if isinstance(receiver, Receiver) and receiver._pulls.background:
             raise InvalidArgument("RankFollower: the receiver pulls by itself", "make it without background=True")
+        self._rank = _Rank(receiver, group)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"deltasync-rank-{group.rank}", daemon=True)
         self._thread.start()
@@ -288,10 +417,11 @@ class RankFollower:
         return self._rank.doubt
 
     def close(self) -> None:
-        """Ends what goes on; the others hear so. The receiver stays."""
+        """Ends what goes on: rank 0 hears a no, if the store answers. The receiver stays."""
         self._stop.set()
-        self._rank.keys.closed = True
         self._rank.weights.cancel()
+        self._thread.join(_STORE_S / 2)
+        self._rank.keys.close()
         self._thread.join()
 
     def __enter__(self) -> RankFollower:
@@ -302,52 +432,42 @@ class RankFollower:
 
     def _follow(self) -> None:
         done, expect, troubled = "", 0.0, False
-        first = True
         while not self._stop.is_set():
             try:
-                command = self._look()
-                troubled = False
+                command = json.loads(self._rank.keys.found(_COMMAND) or "null")
+                if command is None or command["at"] == done:
+                    self._stop.wait(_SOON_S if time.monotonic() < expect else _LOOK_S)
+                    continue
+                done, troubled = str(command["at"]), False
+                expect = time.monotonic() + (_EXPECT_S if command["call"] == "stage" else 0.0)
+                self._take(command)
             except Exception as error:
-                if not troubled and not self._stop.is_set():
-                    _log.warning("%s: the store of the ranks does not answer, looking on: %s", self._rank.name, error)
-                troubled, command = True, None
-                self._stop.wait(1.0)
-            if command is None or command["at"] == done:
-                self._stop.wait(_SOON_S if time.monotonic() < expect else _LOOK_S)
-                first = first and command is None
-                continue
-            done = str(command["at"])
-            expect = time.monotonic() + (_EXPECT_S if command["call"] == "stage" else 0.0)
-            try:
-                self._do(command, first)
-            except Exception as error:
-                _log.warning("%s: %s: %s", self._rank.name, command["call"], error)
-            first = False
+                if isinstance(error, IoError):
+                    self._stop.wait(1.0)
+                if not self._stop.is_set() and not (troubled and isinstance(error, IoError)):
+                    _log.warning("%s of %s: %s", self._rank.name, self._rank.group.name, error)
+                troubled = isinstance(error, IoError)
 
-    def _look(self) -> dict[str, Any] | None:
-        keys = self._rank.keys
-        return dict(json.loads(keys.get(_COMMAND))) if keys.check([_COMMAND]) else None
-
-    def _do(self, command: dict[str, Any], first: bool) -> None:
-        at, call, end = command["at"], command["call"], time.monotonic() + float(command["timeout"])
+    def _take(self, command: dict[str, Any]) -> None:
+        rank = self._rank
+        members = list(command["to"])
+        if rank.members()[rank.group.rank] != rank.id:
+            rank.doubt = f"another process is {rank.name} of {rank.group.name} now"
+            self._stop.set()
+            raise Aborted(rank.doubt, "one RankFollower for each name and rank")
+        if len(members) != rank.group.ranks or members[rank.group.rank] != rank.id:
+            return rank.refuse(command, f"{rank.name} was started meanwhile")
+        at, call, end = str(command["at"]), command["call"], time.monotonic() + float(command["timeout"])
         if call == "stage":
-            self._rank.stage(at, command["version"], command["directory"], bool(command["verify"]), end)
-        elif first:  # of before this rank was there
-            self._rank.refuse(f"{at}/staged" if call == "commit" else at, f"{self._rank.name} was started meanwhile")
+            rank.stage(at, command["version"], bool(command["verify"]), end)
         elif call == "commit":
-            self._rank.commit(at, end)
+            rank.commit(at, end)
         elif call == "release":
-            self._rank.release(at, end)
+            rank.release(at, end)
         elif call == "fill":
-            self._rank.fill(at, end)
+            rank.fill(at, end)
         else:
-            self._rank.refuse(at, f"{self._rank.name} does not know {call!r}: its deltasync is of another version")
-
-
-def _error(verdict: Verdict) -> Error:
-    if verdict.outcome is Outcome.UNKNOWN:
-        return WeightsUnknown(verdict.reason)
-    return Aborted(verdict.reason, _REMEDY)
+            rank.refuse(command, f"{rank.name} does not know {call!r}: its deltasync is of another version")
 
 
 def _words(error: Exception) -> str:

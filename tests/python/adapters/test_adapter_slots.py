@@ -66,6 +66,16 @@ def test_a_slot_follows_and_loads_what_the_server_has_not(segment_name: str, tmp
             assert server.calls == 3 * LOADED
 
 
+def test_files_that_somebody_removed_are_named(segment_name: str, tmp_path: Path) -> None:
+    with lora.manager(ADAPTER, CONFIG, name=segment_name) as manager:
+        manager.offload(ADAPTER)
+        with lora.AdapterSlot(SlotServer(), "policy", manager.endpoint, directory=tmp_path) as slot:
+            slot.update()
+            (tmp_path / "current" / "adapter_config.json").unlink()
+            with pytest.raises(errors.IoError, match="make the slot again"):
+                slot.update()
+
+
 @pytest.mark.parametrize("broken", ["pause", "load", "resume"])
 def test_a_slot_whose_server_fails_tries_again(broken: str, segment_name: str, tmp_path: Path) -> None:
     server = SlotServer()
@@ -111,6 +121,10 @@ def test_the_slots_of_sglang(segment_name: str, tmp_path: Path) -> None:
                     slot.update(2)
                 assert fake.adapters == {"policy": first}  # loaded again
                 assert not fake.paused
+                fake.fail["/unload_lora_adapter"] = (500, "no answer")
+                with pytest.raises(errors.Error, match="no answer"):
+                    slot.update(2)
+                assert fake.adapters == {"policy": first}
                 assert slot.update(2).number == 2
                 assert fake.adapters["policy"] != first
                 slot.server = SglangServer(fake.url)

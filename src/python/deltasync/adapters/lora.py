@@ -22,7 +22,7 @@ from typing import Any
 from .._deadlines import end_of, left
 from .._modules import is_module, unwrapped
 from .._native import Version
-from ..errors import InternalError, InvalidArgument
+from ..errors import InternalError, InvalidArgument, IoError
 from ..layouts import named_tensors
 from ..rollout import Receiver
 from ..trainer import WeightManager
@@ -113,9 +113,9 @@ class AdapterSlot:
         if not name:
             raise InvalidArgument("AdapterSlot: name: requests name the adapter by it; it may not be empty")
         self.server, self.name, self.timeout = server, name, timeout
-        self._directory = Path(directory)
-        self._seen_as = Path(seen_as if seen_as is not None else self._directory.absolute())
-        self.receiver = Receiver(endpoint, directory=directory, timeout=timeout, **options)
+        self._directory = Path(directory).absolute()
+        self._seen_as = Path(seen_as if seen_as is not None else self._directory)
+        self.receiver = Receiver(endpoint, directory=self._directory, timeout=timeout, **options)
 
     def update(self, version: int | str | None = None, *, timeout: float | None = None) -> Version:
         """Brings the server to a version (its number or label; the newest by default), and returns which it has now.
@@ -127,6 +127,10 @@ class AdapterSlot:
         end = end_of("update", timeout, self.timeout)
         self.receiver.update(version, timeout=left(end))
         here = self._directory / "current"
+        if not (here / CONFIG_FILE).exists():
+            raise IoError(
+                f"{self._directory}: somebody removed files of {self.receiver.version}", "make the slot again"
+            )
         path = str(self._seen_as / here.resolve().relative_to(self._directory.resolve()))
         if self.server.loaded_adapter(self.name, left(end)) != path:
             self._load(path, end)

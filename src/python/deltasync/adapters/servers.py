@@ -224,13 +224,13 @@ class SglangServer:
             )
         end = time.monotonic() + timeout
         before = self.loaded_adapter(name, left(end))
-        if before:
-            self.http.post("/unload_lora_adapter", {"lora_name": name}, timeout=left(end))
         try:
+            if before:
+                self.http.post("/unload_lora_adapter", {"lora_name": name}, timeout=left(end))
             self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=left(end))
         except Error:
-            if before:
-                self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": before}, timeout=timeout)
+            if before and not self.loaded_adapter(name, _ANSWER_S):  # it may be out although no answer came
+                self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": before}, timeout=_ANSWER_S)
             raise
 
     def loaded_adapter(self, name: str, timeout: float) -> str:
