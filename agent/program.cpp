@@ -27,6 +27,7 @@
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
 #include "net/tls.hpp"
+#include "net/ucx/ucx.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -83,6 +84,7 @@ struct Arguments {
   bool http_plain = false;
   bool http_client_certificates = false;
   bool insecure = false;
+  bool ucx = false;
 };
 
 void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
@@ -121,6 +123,8 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
                  "auto: let the kernel encrypt full transfers where it can; off: never")
       ->check(CLI::IsMember({"auto", "off"}))
       ->capture_default_str();
+  app.add_flag("--ucx", args.ucx,
+               "let receivers that ask for it (ucx://HOST:PORT) have their data over UCX; not with TLS");
   app.add_option("--threads", options.core.threads, "threads that diff and encode")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -242,6 +246,12 @@ Status complete(const Arguments& args, AgentOptions& options) {
   TlsOptions tls = args.tls;
   tls.kernel = args.tls_kernel == "auto";
   DS_ASSIGN(options.pull.tls, net::Tls::server_if_wanted(tls));
+  if (args.ucx && options.pull.tls) {
+    return Error(Errc::invalid_argument, "--ucx: UCX has no TLS: leave out --ucx or the TLS options");
+  }
+  if (args.ucx) {
+    DS_ASSIGN(options.pull.ucx, net::ucx::Ucx::share(net::is_loopback(options.pull.listen.host)).with_context("--ucx"));
+  }
   DS_TRY(complete_http(args, options));
   options.pull.make_token = !args.insecure && !(options.pull.tls && options.pull.tls->asks_for_certificates());
   options.trainer.socket_path = args.socket;

@@ -5,6 +5,7 @@
 
 #include "base/trace.hpp"
 #include "format/handshake.hpp"
+#include "format/wire_ucx.hpp"
 #include "net/auth.hpp"
 #include "net/local_token.hpp"
 
@@ -91,12 +92,27 @@ Status Connection::handshake(const Peer& peer, wire::Role role, Deadline deadlin
   }
   instance_ = hello.instance;
   trace::add_clock_sample({welcome_.clock, sent_ns, received_ns, welcome_.clock_ns});
-  if (!peer.pulse || protocol_ < 5) return {};
-  const wire::KeepAlive asked{static_cast<std::uint32_t>(peer.tuning.alive.count())};
-  DS_TRY(socket_.send(next_request(), asked, deadline));
-  pulse_ = peer.pulse;
-  socket_.follow(pulse_);
-  return {};
+  if (peer.pulse && protocol_ >= 5) {
+    const wire::KeepAlive asked{static_cast<std::uint32_t>(peer.tuning.alive.count())};
+    DS_TRY(socket_.send(next_request(), asked, deadline));
+    pulse_ = peer.pulse;
+    socket_.follow(pulse_);
+  }
+  if (role != wire::Role::data || peer.address().transport != net::Transport::ucx || !peer.ucx) return {};
+  return go_over_ucx(*peer.ucx, deadline).with_context("UCX");
+}
+
+/// Both sides have proved who they are by now: nobody else is told where this process is reached.
+Status Connection::go_over_ucx(net::ucx::Ucx& ucx, Deadline deadline) {
+  if (protocol_ < 5) {
+    return Error(Errc::unsupported, "the agent is of an earlier protocol, without UCX: pull over TCP, without ucx://");
+  }
+  DS_ASSIGN(auto link, ucx.offer());
+  const std::uint64_t request = next_request();
+  DS_TRY(socket_.send(request, wire::OpenUcx{link->offer().id, link->offer().address}, deadline));
+  DS_ASSIGN(wire::UcxOpened opened, socket_.recv_as<wire::UcxOpened>(request, deadline));
+  auto channel = ucx.channel(socket_.fd(), std::move(link), {opened.id, std::move(opened.address)});
+  return socket_.secure(std::move(channel), deadline);
 }
 
 bool Connection::same_host() const {

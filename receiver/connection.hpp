@@ -43,6 +43,8 @@ class Connection {
   std::chrono::milliseconds silence() const noexcept { return silence_; }
   /// The agent has this side's own address, and the clock of this host: it is no proxy's.
   bool same_host() const;
+  /// UCX's that carry the bytes of this connection, "posix/memory"; empty: TCP does.
+  std::string transports() const { return socket_.transports(); }
   /// Random per agent process.
   std::uint64_t instance() const noexcept { return instance_; }
   const wire::Welcome& welcome() const noexcept { return welcome_; }
@@ -77,6 +79,7 @@ class Connection {
 
  private:
   Status recv_some(MutByteSpan to, Deadline deadline);
+  Status go_over_ucx(net::ucx::Ucx& ucx, Deadline deadline);
 
   net::MessageSocket socket_;
   std::chrono::milliseconds silence_{0};

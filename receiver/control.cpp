@@ -222,12 +222,14 @@ Status Control::follow(const wire::Elsewhere& named, const Digest128& layout, st
   Addresses& addresses = *peer_.addresses;
   const auto place = addresses.place();
   const std::string from = peer_.endpoint();
+  const net::Transport transport = peer_.address().transport;  // who asked for UCX is not to get TCP unawares
   asked.insert(instance());
   std::size_t left = asked.size() <= kHopsMax ? kFollowMax : 0;
   for (const std::string& endpoint : named.endpoints) {
     if (left == 0 || deadline.passed() || stop_.stop_requested()) break;
     auto parsed = net::parse_endpoint(endpoint);
-    if (!parsed || parsed->port == 0 || !addresses.use_named({endpoint, parsed->host, parsed->port})) continue;
+    if (!parsed || parsed->port == 0) continue;
+    if (!addresses.use_named({endpoint, parsed->host, parsed->port, transport})) continue;
     --left;
     const bool there = replace(deadline, [&](Connection& fresh) {
       return fresh.welcome().has_layout != 0 && fresh.welcome().layout == layout && asked.count(fresh.instance()) == 0;

@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "net/endpoint.hpp"
 #include "net/pulse.hpp"
 #include "net/tls.hpp"
+#include "net/ucx/ucx.hpp"
 #include "receiver/tuning.hpp"
 
 namespace deltasync::receiver {
@@ -22,6 +24,7 @@ struct Address {
   std::string endpoint;  ///< as the user wrote it, for messages
   std::string host;
   std::uint16_t port = 0;
+  net::Transport transport = net::Transport::tcp;
 };
 
 /// Agents that serve the same versions, the preferred one first, and which of them is in use: one of these, or one that
@@ -76,8 +79,9 @@ struct Peer {
   std::string token;
   std::string name;
   Tuning tuning;
-  std::shared_ptr<net::Tls> tls = nullptr;      ///< null: none
-  std::shared_ptr<net::Pulse> pulse = nullptr;  ///< of the agent in use; null: there is no other
+  std::shared_ptr<net::Tls> tls = nullptr;       ///< null: none
+  std::shared_ptr<net::ucx::Ucx> ucx = nullptr;  ///< null: no agent is reached by it
+  std::shared_ptr<net::Pulse> pulse = nullptr;   ///< of the agent in use; null: there is no other
 
   const Address& address() const noexcept { return addresses->now(); }
   const std::string& endpoint() const noexcept { return address().endpoint; }

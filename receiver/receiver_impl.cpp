@@ -58,11 +58,26 @@ Result<std::vector<Address>> addresses_of(const std::string& list) {
   if (endpoints.empty()) endpoints.push_back(list);  // the error names it
   std::vector<Address> addresses;
   for (std::string& one : endpoints) {
-    DS_ASSIGN(net::Endpoint endpoint, net::parse_endpoint(one));
-    if (endpoint.port == 0) return Error(Errc::invalid_argument, "endpoint '" + one + "' has no port");
-    addresses.push_back({std::move(one), std::move(endpoint.host), endpoint.port});
+    DS_ASSIGN(net::PeerEndpoint peer, net::parse_peer_endpoint(one));
+    if (peer.at.port == 0) return Error(Errc::invalid_argument, "endpoint '" + one + "' has no port");
+    addresses.push_back({std::move(one), std::move(peer.at.host), peer.at.port, peer.transport});
   }
   return addresses;
+}
+
+/// Null if no endpoint wants it.
+Result<std::shared_ptr<net::ucx::Ucx>> ucx_if_wanted(const std::vector<Address>& addresses, bool tls) {
+  const auto wants = [](const Address& one) { return one.transport == net::Transport::ucx; };
+  const auto first = std::find_if(addresses.begin(), addresses.end(), wants);
+  if (first == addresses.end()) return std::shared_ptr<net::ucx::Ucx>();
+  if (tls) {
+    return Error(Errc::invalid_argument, "endpoint '" + first->endpoint +
+                                             "': UCX has no TLS: leave out the TLS options, or pull over TCP, without "
+                                             "ucx://");
+  }
+  const bool loopback = std::all_of(addresses.begin(), addresses.end(),
+                                    [&](const Address& one) { return !wants(one) || net::is_loopback(one.host); });
+  return net::ucx::Ucx::share(loopback);
 }
 
 }  // namespace
@@ -107,8 +122,10 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
     DS_ASSIGN(cores, usable_cores(options.cores).with_context("the receiver's cores"));
   }
   DS_ASSIGN(std::vector<Address> addresses, addresses_of(options.endpoint));
+  auto ucx = ucx_if_wanted(addresses, options.tls.wanted());
   Peer peer{std::make_shared<Addresses>(std::move(addresses), first), options.token, options.name, tuning};
   DS_ASSIGN(peer.tls, net::Tls::client_if_wanted(options.tls));
+  DS_ASSIGN(peer.ucx, ucx);
   if (peer.addresses->size() > 1) peer.pulse = std::make_shared<net::Pulse>(tuning.patience);
   std::unique_ptr<ReceiverImpl> made;
   try {

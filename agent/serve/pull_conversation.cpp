@@ -9,6 +9,7 @@
 #include "base/utf8.hpp"
 #include "format/handshake.hpp"
 #include "format/wire_report.hpp"
+#include "format/wire_ucx.hpp"
 #include "net/auth.hpp"
 #include "net/coroutine.hpp"
 #include "net/tls.hpp"
@@ -62,6 +63,7 @@ const char* span_name(wire::Type request) {
     case wire::Type::keep_alive: return "hear keep_alive";
     case wire::Type::relay_to: return "serve parents";
     case wire::Type::get_local: return "serve local";
+    case wire::Type::open_ucx: return "open UCX";
     default: return "serve";
   }
 }
@@ -197,6 +199,7 @@ std::uint64_t PullConversation::request_bytes_max(wire::Type type) const {
     case wire::Type::get_raw_tiles:
     case wire::Type::check_tiles:
     case wire::Type::subscribe: return std::min(wire::kRangesBytesMax, ranges_bytes_max(core_.versions().tiles_max()));
+    case wire::Type::open_ucx: return kRequestBytesMax + wire::kUcxAddressBytesMax;
     default: return kRequestBytesMax;
   }
 }
@@ -279,6 +282,9 @@ asio::awaitable<Status> PullConversation::answer(Request& request) {
       break;
     case wire::Type::keep_alive:
       if (role_ != wire::Role::watch && protocol_ >= 5) co_return on_keep_alive(request);
+      break;
+    case wire::Type::open_ucx:
+      if (role_ == wire::Role::data && protocol_ >= 5) co_return co_await on_open_ucx(request);
       break;
     default: break;
   }

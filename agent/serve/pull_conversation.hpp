@@ -21,6 +21,7 @@
 #include "base/log_limit.hpp"
 #include "base/trace.hpp"
 #include "net/message_stream.hpp"
+#include "net/work_thread.hpp"
 
 namespace deltasync::agent {
 
@@ -37,6 +38,7 @@ struct PullContext {
   log::LineLimit stranger_lines{};
   log::LineLimit refusal_lines{};
   log::LineLimit peer_lines{20};
+  std::unique_ptr<net::WorkThread> ucx_setup{};  ///< makes UCX's ends of channels, which takes a while; null: no UCX
   ReceiverTable receivers{options.limits.remember};
   Children children{options.limits.admission.children_max};
 };
@@ -106,6 +108,8 @@ class PullConversation {
   awaitable<Status> on_get_extent(Request& request);
   awaitable<Status> on_get_frames(Request& request);
   awaitable<Status> on_get_raw_tiles(Request& request);
+  // pull_ucx.cpp
+  awaitable<Status> on_open_ucx(Request& request);
   // These send an answer, without its last message. While they run they are Readers of the plan and hold what it holds;
   // not longer, so that a peer cannot keep it by not reading the last message.
   awaitable<Status> send_extents(std::uint64_t request, OpenPlanPtr plan, wire::TileRange tiles);
@@ -154,6 +158,7 @@ class PullConversation {
   std::uint64_t answering_ = 0;                     ///< the request at hand
   std::chrono::steady_clock::time_point cut_off_said_at_;  ///< to this peer
   SubsetPtr subset_;                                       ///< null until the peer subscribes
+  bool over_ucx_ = false;
   bool authenticated_ = false;
   bool turned_away_ = false;  ///< it authenticated, and there is no place for it
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection

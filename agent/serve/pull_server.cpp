@@ -49,6 +49,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
       const std::lock_guard lock(mutex);
       if (const auto found = peers.find(id); found != peers.end()) change(found->second.status);
     };
+    if (context.options.ucx) context.ucx_setup = std::make_unique<net::WorkThread>("ucx-setup");
     context.settle = [this](std::uint64_t id, wire::Role role) { return settle(id, role); };
   }
 

@@ -17,7 +17,10 @@
 
 namespace deltasync::net {
 class Tls;
+namespace ucx {
+class Ucx;
 }
+}  // namespace deltasync::net
 
 namespace deltasync::agent {
 
@@ -26,9 +29,10 @@ struct PullServerOptions {
   std::string token;  ///< empty: none; then loopback only, or `tls` that asks for certificates
   /// Where there is none, one is made, for programs of this user on this host (net/local_token.hpp); loopback only too.
   bool make_token = false;
-  std::shared_ptr<net::Tls> tls;  ///< null: none
-  std::uint64_t instance = 0;     ///< tells one agent process from the next
-  std::string local_socket;       ///< where receivers on this host get the segment's descriptor; empty: nowhere
+  std::shared_ptr<net::Tls> tls;       ///< null: none
+  std::shared_ptr<net::ucx::Ucx> ucx;  ///< for data connections that ask for it; null: none
+  std::uint64_t instance = 0;          ///< tells one agent process from the next
+  std::string local_socket;            ///< where receivers on this host get the segment's descriptor; empty: nowhere
   PullLimits limits;
 };
 

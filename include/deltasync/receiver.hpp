@@ -130,12 +130,13 @@ struct PullReport {
   std::uint32_t replans = 0;         ///< times the plan was made again (lease revoked, agent restarted)
   std::uint32_t stream_restarts = 0;
   std::uint32_t repaired_tiles = 0;
-  bool packed = false;    ///< full: some or all tiles came packed
-  double wait_s = 0;      ///< for the version to exist
-  double transfer_s = 0;  ///< plan answered → last byte verified and staged
-  double verify_s = 0;    ///< of that, CPU time spent on digests (summed over threads); none of local_bytes
-  double commit_s = 0;    ///< set by commit()
-  double attest_s = 0;    ///< likewise, with ReceiverOptions::attest_commits: what attesting took after it
+  bool packed = false;     ///< full: some or all tiles came packed
+  std::string transports;  ///< UCX's that carried tiles, such as "posix/memory" (ucx:// endpoints); empty: none did
+  double wait_s = 0;       ///< for the version to exist
+  double transfer_s = 0;   ///< plan answered → last byte verified and staged
+  double verify_s = 0;     ///< of that, CPU time spent on digests (summed over threads); none of local_bytes
+  double commit_s = 0;     ///< set by commit()
+  double attest_s = 0;     ///< likewise, with ReceiverOptions::attest_commits: what attesting took after it
 };
 
 /// A tile of live memory that is not the committed version's.

@@ -38,6 +38,7 @@ struct FetchRoundResult {
   std::optional<Error> error;  ///< why, unless complete
   std::optional<Error> noted;  ///< the last trouble on a stream, for the message of a deadline
   std::uint32_t stream_restarts = 0;
+  std::string transports;   ///< as PullReport's
   std::uint64_t bytes = 0;  ///< received
   double waited_s = 0;      ///< for bytes that were due, the mean over the streams
 

@@ -399,6 +399,7 @@ Result<wire::PlanReply> Pull::plan() {
 bool Pull::count(const FetchRoundResult& round, std::span<const StreamTally> tallies) {
   auto& report = out_.report;
   report.stream_restarts += round.stream_restarts;
+  report.transports = round.transports;
   bool moved = false;
   for (const StreamTally& t : tallies) {
     moved = moved || t.tiles != 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/trace.hpp"
@@ -235,6 +237,7 @@ FetchRoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64
   }
   FetchRoundResult result = round.result();
   result.bytes = bytes_received() - bytes_before;
+  result.transports = transports();
   if (workers != 0) {
     result.waited_s = std::chrono::duration<double>(waited() - waited_before).count() / static_cast<double>(workers);
   }
@@ -245,6 +248,15 @@ std::chrono::nanoseconds Streams::waited() const {
   std::chrono::nanoseconds sum{0};
   for (std::size_t i = 0; i < connections_.size(); ++i) sum += closed_waited_[i] + connections_[i].waited();
   return sum;
+}
+
+std::string Streams::transports() const {
+  std::set<std::string> all;
+  for (const Connection& connection : connections_) all.insert(connection.transports());
+  all.erase(std::string());
+  std::string names;
+  for (const std::string& name : all) names += (names.empty() ? "" : ",") + name;
+  return names;
 }
 
 std::uint64_t Streams::bytes_received() const {

@@ -74,6 +74,7 @@ class Streams {
   /// `rested`: it is an old one that nobody has used for a while.
   Status connect(Connection& connection, FetchRound& round, std::uint64_t instance, bool& rested);
   std::vector<unsigned> connected_first() const;
+  std::string transports() const;
   void drop(unsigned stream);
 
   const Peer& peer_;

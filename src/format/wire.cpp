@@ -45,6 +45,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::get_local: return "get_local";
     case Type::local: return "local";
     case Type::elsewhere: return "elsewhere";
+    case Type::open_ucx: return "open_ucx";
+    case Type::ucx_opened: return "ucx_opened";
     case Type::trainer_hello: return "trainer_hello";
     case Type::trainer_welcome: return "trainer_welcome";
     case Type::trainer_plan: return "trainer_plan";
@@ -103,6 +105,8 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::get_local:
     case Type::local:
     case Type::elsewhere:
+    case Type::open_ucx:
+    case Type::ucx_opened:
     case Type::trainer_parents:
     case Type::map_segment:
     case Type::segment:

@@ -68,6 +68,8 @@ enum class Type : std::uint16_t {
   get_local = 34,  ///< (5) where the bytes of a full plan lie on the agent's host; reply: local
   local = 35,
   elsewhere = 36,  ///< (5) in place of a plan_reply: the agent has as many children as it may, these would serve you
+  open_ucx = 37,   ///< (5) the bytes of this data connection are to go over UCX (wire_ucx.hpp)
+  ucx_opened = 38,
   // trainer process ↔ agent, over the Unix socket
   trainer_hello = 40,
   trainer_welcome = 41,

@@ -251,8 +251,13 @@ void MessageSocket::end_sending() noexcept {
   ::shutdown(fd_.get(), SHUT_WR);
 }
 
+Status MessageSocket::wait_on(const Channel& channel, Tried::Came want, Deadline deadline, const char* what) const {
+  const int fd = channel.waits_on() >= 0 ? channel.waits_on() : fd_.get();
+  return wait_for(fd, want == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what, process_fd());
+}
+
 Status MessageSocket::wait_as(Tried::Came want, Deadline deadline, const char* what) const {
-  return wait_for(fd_.get(), want == Tried::Came::wants_write ? POLLOUT : POLLIN, deadline, what, process_fd());
+  return wait_on(*channel_, want, deadline, what);
 }
 
 Status MessageSocket::wait_for_peer(Tried::Came want, Deadline deadline) const {
@@ -277,7 +282,7 @@ Status MessageSocket::secure(std::unique_ptr<Channel> channel, Deadline deadline
     auto tried = channel->handshake();
     if (tried && tried->came == Tried::Came::moved) break;
     const bool unbegun = channel->peer_may_be_plain();
-    Status status = tried ? wait_as(tried->came, unbegun ? first_word : deadline, "waiting for the TLS handshake")
+    Status status = tried ? wait_on(*channel, tried->came, unbegun ? first_word : deadline, channel->handshake_name())
                           : Status(std::move(tried).error());
     if (status) continue;
     if (!unbegun) return broken(std::move(status).error());

@@ -138,6 +138,9 @@ class MessageSocket {
   /// True when the peer has closed its end or its watched process is dead, whatever it left to be read. Never blocks.
   bool peer_closed() const;
 
+  /// As Channel's.
+  std::string transports() const { return channel_ ? channel_->transports() : std::string(); }
+
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
   std::uint64_t bytes_received() const noexcept { return bytes_received_; }
   /// Time spent in waiting for bytes to receive.
@@ -153,6 +156,7 @@ class MessageSocket {
   Status feed(wire::MessageParser& message, bool at_message_start, Deadline deadline);
   /// Bytes, or none at the peer's end. What is tried again has waited for the socket first.
   Result<std::size_t> receive(std::span<const iovec> pieces, Deadline deadline);
+  Status wait_on(const Channel& channel, Tried::Came want, Deadline deadline, const char* what) const;
   Status wait_as(Tried::Came want, Deadline deadline, const char* what) const;
   Status wait_for_peer(Tried::Came want, Deadline deadline) const;
 

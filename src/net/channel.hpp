@@ -1,5 +1,6 @@
-// What lies between a conversation and its socket, which does not block: nothing, or TLS. A channel tries once and says
-// what came of it; who waits, for how long, and how (a thread or a coroutine) is the conversation's business.
+// What lies between a conversation and its socket, which does not block: nothing, TLS, or UCX beside it. A channel
+// tries once and says what came of it; who waits, for how long, and how (a thread or a coroutine) is the conversation's
+// business.
 #pragma once
 
 #include <sys/types.h>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "base/bytes.hpp"
 #include "base/fd.hpp"
@@ -20,7 +22,7 @@ namespace deltasync::net {
 struct Tried {
   enum class Came : std::uint8_t {
     moved,        ///< `bytes` bytes, at least one; a handshake: it is done
-    wants_read,   ///< try again when the socket is readable
+    wants_read,   ///< try again when the socket is readable, or what waits_on() names
     wants_write,  ///< try again when it is writable
     ended,        ///< the peer said that nothing follows
   };
@@ -38,8 +40,13 @@ class Channel {
 
   /// Before anything else: repeated until it has moved.
   virtual Result<Tried> handshake() = 0;
+  virtual const char* handshake_name() const { return "waiting for the TLS handshake"; }  ///< for errors
   /// A server's peer that has not begun a handshake: it may be one that speaks no TLS, and waits for a plain word.
   virtual bool peer_may_be_plain() const = 0;
+  /// In place of the socket: readable when another try may come to more than the last. -1: the socket itself.
+  virtual int waits_on() const { return -1; }
+  /// What carries its bytes once the handshake is done, for reports; empty: the socket does.
+  virtual std::string transports() const { return {}; }
 
   virtual Result<Tried> receive(std::span<const iovec> to) = 0;
   virtual Result<Tried> send(std::span<const iovec> from) = 0;

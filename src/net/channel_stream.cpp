@@ -1,6 +1,8 @@
 #include "net/channel_stream.hpp"
 
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -42,7 +44,10 @@ Error passed(const char* what) {
 }  // namespace
 
 ChannelStream::ChannelStream(Socket socket)
-    : socket_(std::move(socket)), channel_(plain_channel(socket_.native_handle())), timer_(socket_.get_executor()) {
+    : socket_(std::move(socket)),
+      channel_(plain_channel(socket_.native_handle())),
+      wakes_(socket_.get_executor()),
+      timer_(socket_.get_executor()) {
   error_code ignored;
   socket_.native_non_blocking(true, ignored);
 }
@@ -73,6 +78,7 @@ void ChannelStream::fired(std::uint64_t round) {
 void ChannelStream::cancel() {
   error_code ignored;
   socket_.cancel(ignored);
+  if (wakes_.is_open()) wakes_.cancel(ignored);
 }
 
 void ChannelStream::shut() {
@@ -82,7 +88,21 @@ void ChannelStream::shut() {
   channel_->say_end();
   channel_ = std::make_unique<ClosedChannel>();
   error_code ignored;
+  wakes_.close(ignored);
   socket_.close(ignored);
+}
+
+/// Waits look at what this channel names from now on.
+Status ChannelStream::watch(const Channel& channel) {
+  error_code ec;
+  wakes_.close(ec);
+  if (channel.waits_on() < 0) return {};
+  const int copy = ::fcntl(channel.waits_on(), F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return Error::from_errno("a descriptor for a channel", errno);
+  wakes_.assign(copy, ec);
+  if (!ec) return {};
+  ::close(copy);
+  return Error::from_errno("a descriptor for a channel", ec.value());
 }
 
 Error ChannelStream::error_from(const error_code& ec, const char* what) const {
@@ -98,9 +118,14 @@ Error ChannelStream::error_from(const error_code& ec, const char* what) const {
 awaitable<Status> ChannelStream::wait_as(Tried::Came want, Deadline deadline, const char* what) {
   arm(deadline);
   const auto direction = want == Tried::Came::wants_write ? Socket::wait_write : Socket::wait_read;
-  const auto result = co_await socket_.async_wait(direction, kAsTuple);
+  error_code ec;
+  if (wakes_.is_open()) {
+    ec = std::get<0>(co_await wakes_.async_wait(asio::posix::stream_descriptor::wait_read, kAsTuple));
+  } else {
+    ec = std::get<0>(co_await socket_.async_wait(direction, kAsTuple));
+  }
   disarm();
-  if (std::get<0>(result)) co_return error_from(std::get<0>(result), what);
+  if (ec) co_return error_from(ec, what);
   co_return Status();
 }
 
@@ -110,6 +135,7 @@ awaitable<void> ChannelStream::give_way() {
 
 awaitable<Status> ChannelStream::secure(std::unique_ptr<Channel> channel, Deadline deadline) {
   const Deadline first_word = Deadline::after(deadline.remaining() / 2);
+  DS_CO_TRY(watch(*channel));
   for (;;) {
     if (!socket_.is_open()) co_return Error(Errc::connection, "the connection is closed");
     auto tried = channel->handshake();
@@ -117,7 +143,7 @@ awaitable<Status> ChannelStream::secure(std::unique_ptr<Channel> channel, Deadli
     const bool unbegun = channel->peer_may_be_plain();
     const Deadline limit = unbegun ? first_word : deadline;
     Status status = tried ? Status() : Status(std::move(tried).error());
-    if (tried) status = co_await wait_as(tried->came, limit, "waiting for the TLS handshake");
+    if (tried) status = co_await wait_as(tried->came, limit, channel->handshake_name());
     if (status) continue;
     if (unbegun) co_return status.error().code() == Errc::timed_out ? speaks_tls_only() : std::move(status).error();
     if (socket_.is_open()) channel_ = std::move(channel);  // in which nothing more can be said

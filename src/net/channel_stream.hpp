@@ -5,6 +5,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 
 #include <chrono>
@@ -65,6 +66,7 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   std::uint64_t bytes_received() const noexcept { return bytes_received_; }
 
  private:
+  Status watch(const Channel& channel);
   void arm(Deadline deadline);
   void disarm() { armed_ = false; }
   void start_timer();
@@ -72,7 +74,8 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   Error error_from(const boost::system::error_code& ec, const char* what) const;
 
   Socket socket_;
-  std::unique_ptr<Channel> channel_;  // over the socket
+  std::unique_ptr<Channel> channel_;             // over the socket
+  boost::asio::posix::stream_descriptor wakes_;  // a copy of what the channel waits on; closed: on the socket
   // The timer is armed lazily: while deadlines only move on, as they do from message to message, it is left alone and
   // looks at the newest deadline when it fires.
   boost::asio::steady_timer timer_;

@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cstring>
+#include <utility>
 
 namespace deltasync::net {
 namespace {
@@ -18,6 +19,7 @@ Error bad(std::string_view text, const char* why) {
 }  // namespace
 
 Result<Endpoint> parse_endpoint(std::string_view text) {
+  if (text.find("://") != std::string_view::npos) return bad(text, "only HOST:PORT belongs here, without a scheme");
   std::string_view host;
   std::string_view port;
   if (text.starts_with('[')) {
@@ -43,6 +45,16 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
     return bad(text, "the port is no number from 0 to 65535");
   }
   return Endpoint{std::string(host), number};
+}
+
+Result<PeerEndpoint> parse_peer_endpoint(std::string_view text) {
+  constexpr std::string_view kUcx = "ucx://";
+  const bool ucx = text.starts_with(kUcx);
+  if (!ucx && text.find("://") != std::string_view::npos) {
+    return bad(text, "expected HOST:PORT, or ucx://HOST:PORT for UCX");
+  }
+  DS_ASSIGN(Endpoint at, parse_endpoint(ucx ? text.substr(kUcx.size()) : text));
+  return PeerEndpoint{std::move(at), ucx ? Transport::ucx : Transport::tcp};
 }
 
 std::string to_string(const Endpoint& endpoint) {

@@ -42,6 +42,8 @@ class MessageStream {
   int fd() const;
   /// As ChannelStream::secure().
   boost::asio::awaitable<Status> secure(std::unique_ptr<Channel> channel, Deadline deadline);
+  /// As Channel's.
+  std::string transports() const { return stream_->channel().transports(); }
 
   /// One whole message. The first byte may take until `idle`; from then on the rest has `message_limit`. Checks the
   /// header's hash before its length, the type's own limit and `payload_bytes_max`, then the payload's hash. Memory

@@ -10,6 +10,7 @@
 #include "format/wire_bucket.hpp"
 #include "format/wire_local.hpp"
 #include "format/wire_report.hpp"
+#include "format/wire_ucx.hpp"
 
 namespace {
 
@@ -48,6 +49,8 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::parents: return round_trip<wire::Parents>(payload);
     case wire::Type::trainer_parents: return round_trip<wire::TrainerParents>(payload);
     case wire::Type::get_local: return round_trip<wire::GetLocal>(payload);
+    case wire::Type::open_ucx: return round_trip<wire::OpenUcx>(payload);
+    case wire::Type::ucx_opened: return round_trip<wire::UcxOpened>(payload);
     case wire::Type::local: return round_trip<wire::Local>(payload);
     case wire::Type::map_segment: return round_trip<wire::MapSegment>(payload);
     case wire::Type::trainer_hello: return round_trip<wire::TrainerHello>(payload);

@@ -1,5 +1,5 @@
-// One suite for all that may lie between a conversation and its socket: bytes as they are, and TLS. A
-// blocking end speaks with a blocking or a coroutine end.
+// One suite for all that may lie between a conversation and its socket: bytes as they are, TLS, and UCX. A blocking end
+// speaks with a blocking or a coroutine end.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -12,6 +12,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/strand.hpp>
 
+#include <array>
 #include <csignal>
 #include <future>
 #include <numeric>
@@ -23,8 +24,10 @@
 #include "net/listener.hpp"
 #include "net/message_stream.hpp"
 #include "net/tls.hpp"
+#include "net/ucx/ucx.hpp"
 #include "tests/support/certificates.hpp"
 #include "tests/support/temp_dir.hpp"
+#include "tests/support/ucx.hpp"
 
 namespace deltasync::net {
 namespace {
@@ -63,7 +66,7 @@ struct Wire {
 
 using Channels = std::pair<std::unique_ptr<Channel>, std::unique_ptr<Channel>>;
 
-/// "plain" or "tls".
+/// "plain", "tls", or UCX: "ucx_tcp", "ucx_shm", "ucx_rendezvous".
 class ChannelTest : public ::testing::TestWithParam<std::string> {
  protected:
   ChannelTest() { std::signal(SIGPIPE, SIG_IGN); }
@@ -75,7 +78,9 @@ class ChannelTest : public ::testing::TestWithParam<std::string> {
 
   void SetUp() override {
     wire_ = Wire::make();
-    if (GetParam() == "tls") {
+    if (GetParam().starts_with("ucx")) {
+      open_ucx(GetParam());
+    } else if (GetParam() == "tls") {
       client_tls_ = *Tls::client(tls_.client());
       server_tls_ = *Tls::server(tls_.server());
       channels_ = {*client_tls_->channel(wire_.client.get(), "localhost"),
@@ -83,6 +88,23 @@ class ChannelTest : public ::testing::TestWithParam<std::string> {
     } else {
       channels_ = {plain_channel(wire_.client.get()), plain_channel(wire_.server.get())};
     }
+  }
+
+  /// Each end with a context of its own, as in two processes.
+  void open_ucx(const std::string& kind) {
+    const std::string library = test::find_ucx();
+    if (library.empty()) GTEST_SKIP() << test::kNoUcx;
+    const bool shm = kind == "ucx_shm";
+    const test::Environment environment{{"UCX_TLS", shm ? "posix" : "tcp"},
+                                        {"UCX_RNDV_THRESH", kind == "ucx_rendezvous" ? "0" : "inf"}};
+    for (std::shared_ptr<ucx::Ucx>& one : ucx_) {
+      auto opened = ucx::Ucx::open({library, {shm ? "posix" : "tcp"}, true});
+      ASSERT_TRUE(opened) << opened.error().to_string();
+      one = *std::move(opened);
+    }
+    const auto ends = std::pair{*ucx_[0]->offer(), *ucx_[1]->offer()};
+    channels_ = {ucx_[0]->channel(wire_.client.get(), ends.first, ends.second->offer()),
+                 ucx_[1]->channel(wire_.server.get(), ends.second, ends.first->offer())};
   }
 
   static MessageSocket socket_over(UniqueFd fd, std::unique_ptr<Channel> channel) {
@@ -125,6 +147,7 @@ class ChannelTest : public ::testing::TestWithParam<std::string> {
   const test::TestTls tls_{dir_.path()};
   std::shared_ptr<Tls> client_tls_;
   std::shared_ptr<Tls> server_tls_;
+  std::array<std::shared_ptr<ucx::Ucx>, 2> ucx_;
   Wire wire_;
   Channels channels_;
   MessageSocket a_;
@@ -135,7 +158,12 @@ class ChannelTest : public ::testing::TestWithParam<std::string> {
   std::thread thread_;
 };
 
-INSTANTIATE_TEST_SUITE_P(All, ChannelTest, ::testing::Values("plain", "tls"),
+#ifdef DELTASYNC_UCX_CHANNELS
+const std::vector<std::string> kKinds = {"ucx_tcp", "ucx_shm", "ucx_rendezvous"};
+#else
+const std::vector<std::string> kKinds = {"plain", "tls"};
+#endif
+INSTANTIATE_TEST_SUITE_P(All, ChannelTest, ::testing::ValuesIn(kKinds),
                          [](const auto& tested) { return tested.param; });
 
 /// Around those of TLS's records, and more.

@@ -79,6 +79,7 @@ Status print(const PullArgs& options, const PullReport& report) {
                        {"stream_restarts", report.stream_restarts},
                        {"repaired_tiles", report.repaired_tiles},
                        {"packed", report.packed},
+                       {"transports", report.transports},
                        {"wait_s", report.wait_s},
                        {"transfer_s", report.transfer_s},
                        {"verify_s", report.verify_s},
@@ -91,6 +92,7 @@ Status print(const PullArgs& options, const PullReport& report) {
       line +=
           " (" + human_percent(static_cast<double>(report.wire_bytes) / static_cast<double>(report.full_bytes)) + ")";
     }
+    if (!report.transports.empty()) line += ", by UCX over " + report.transports;
     if (report.local_bytes > 0) line += ", " + human_bytes(report.local_bytes) + " out of the agent's memory";
     line += "; transfer " + human_seconds(report.transfer_s) + ", commit " + human_seconds(report.commit_s);
   }

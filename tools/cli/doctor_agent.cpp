@@ -14,9 +14,9 @@ namespace {
 
 Result<receiver::Peer> peer_of(const AgentToAsk& agent) {
   receiver::Peer peer;
-  DS_ASSIGN(const net::Endpoint endpoint, net::parse_endpoint(agent.from));
+  DS_ASSIGN(const net::PeerEndpoint at, net::parse_peer_endpoint(agent.from));
   peer.addresses =
-      std::make_shared<receiver::Addresses>(std::vector<receiver::Address>{{agent.from, endpoint.host, endpoint.port}});
+      std::make_shared<receiver::Addresses>(std::vector<receiver::Address>{{agent.from, at.at.host, at.at.port}});
   peer.name = "deltasync doctor";
   if (!agent.access.token_file.empty()) {
     DS_ASSIGN(peer.token, net::read_token_file(agent.access.token_file));

@@ -90,6 +90,7 @@ nb::dict report_of(const PullReport& report) {
   fields["stream_restarts"] = report.stream_restarts;
   fields["repaired_tiles"] = report.repaired_tiles;
   fields["packed"] = report.packed;
+  fields["transports"] = report.transports;
   fields["wait_s"] = report.wait_s;
   fields["transfer_s"] = report.transfer_s;
   fields["verify_s"] = report.verify_s;

@@ -44,6 +44,8 @@ class PullReport:
     stream_restarts: int
     repaired_tiles: int
     packed: bool
+    #: UCX's that carried tiles, such as "posix/memory" (endpoints ``ucx://…``); empty: none did.
+    transports: str
     #: For the version to exist.
     wait_s: float
     transfer_s: float
