@@ -130,7 +130,7 @@ class _Rank:
     def __init__(self, receiver: Receiver, group: RankGroup) -> None:
         if not isinstance(receiver, Receiver):
             raise InvalidArgument(f"receiver={receiver!r:.80} is no Receiver")
-        self.weights, self.group, self.keys = ReceiverWeights(receiver), group, _Keys(group)
+        self.weights, self.group = ReceiverWeights(receiver), group
         if self.weights.stages_in_place:
             raise InvalidArgument(
                 "a receiver with full_update_policy='in_place' cannot roll back, as all ranks may have to",
@@ -139,10 +139,15 @@ class _Rank:
         self.name = f"rank {group.rank}"
         #: Why live memory is not of the version that all ranks have; empty: it is.
         self.doubt = ""
-        self.votes = Group(self.keys, group.rank, group.ranks)
         #: Of this process. The last one that says which rank it is, is that rank.
         self.id = f"{secrets.token_hex(8)} of {group.ranks}"
-        self.keys.set(f"rank/{group.rank}", self.id)
+        self.keys = _Keys(group)
+        self.votes = Group(self.keys, group.rank, group.ranks)
+        try:
+            self.keys.set(f"rank/{group.rank}", self.id)
+        except BaseException:
+            self.keys.close()
+            raise
 
     def members(self) -> list[str]:
         """Who the ranks are; empty: nobody yet."""
@@ -264,6 +269,8 @@ class LeaderWeights:
         self._id, self._number, self._forgotten = secrets.token_hex(8), 0, 0
         #: The version that all have come to, and who they were then.
         self._agreed: tuple[Version, list[str]] | None = None
+        #: Between what is agreed and what is in doubt.
+        self._agreeing = threading.Lock()
         self._stop = threading.Event()
         threading.Thread(target=self._watch, name="deltasync-ranks", daemon=True).start()
 
@@ -326,13 +333,14 @@ class LeaderWeights:
 
     def _agree(self, members: list[str]) -> None:
         version = self._rank.weights.current()
-        self._agreed = None if version is None else (version, members)
+        with self._agreeing:
+            self._agreed = None if version is None else (version, members)
+            self._rank.doubt = ""
 
     def _tell(self, call: str, end: float, **arguments: Any) -> tuple[str, list[str]]:
         """The round's name, and who takes part."""
         members = self._wait_for_members(end)
-        if self._agreed is not None and members != self._agreed[1]:
-            self._doubt_members(members)
+        self._compare(self._agreed, members)
         self._number += 1
         at = f"{self._id}-{self._number}"
         command = {"at": at, "call": call, "to": members, "timeout": left(end), **arguments}
@@ -370,14 +378,16 @@ class LeaderWeights:
                 members = self._rank.members()
             except Exception:  # the next call says so
                 continue
-            if agreed is self._agreed and members != agreed[1]:
-                self._doubt_members(members)
+            self._compare(agreed, members)
 
-    def _doubt_members(self, members: list[str]) -> None:
-        assert self._agreed is not None
-        others = [str(rank) for rank, pair in enumerate(zip(members, self._agreed[1], strict=True)) if len({*pair}) > 1]
-        self._rank.doubt = f"rank {', '.join(others)} was started again after the last update"
-        _log.warning("%s: %s; nothing is served until an update", self._rank.group.name, self._rank.doubt)
+    def _compare(self, agreed: tuple[Version, list[str]] | None, members: list[str]) -> None:
+        with self._agreeing:
+            if agreed is None or agreed is not self._agreed or members == agreed[1]:
+                return
+            others = [str(rank) for rank, (now, then) in enumerate(zip(members, agreed[1], strict=True)) if now != then]
+            self._rank.doubt = f"rank {', '.join(others)} was started again after the last update"
+            doubt = self._rank.doubt
+        _log.warning("%s: %s; nothing is served until an update", self._rank.group.name, doubt)
 
     def _forget(self) -> None:
         try:
@@ -387,7 +397,7 @@ class LeaderWeights:
                         self._rank.keys.delete(f"{self._id}-{number}{part}/{key}")
                 self._forgotten = number
         except Error as error:
-            _log.debug("%s: %s", self._rank.group.name, error)
+            _log.debug("%s: %s", self._rank.group.name, _words(error))
 
 
 class RankFollower:
@@ -445,7 +455,7 @@ class RankFollower:
                 if isinstance(error, IoError):
                     self._stop.wait(1.0)
                 if not self._stop.is_set() and not (troubled and isinstance(error, IoError)):
-                    _log.warning("%s of %s: %s", self._rank.name, self._rank.group.name, error)
+                    _log.warning("%s of %s: %s", self._rank.name, self._rank.group.name, _words(error))
                 troubled = isinstance(error, IoError)
 
     def _take(self, command: dict[str, Any]) -> None:
