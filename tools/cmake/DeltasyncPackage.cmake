@@ -14,6 +14,7 @@ set(layers
     blocking
     auth
     tls
+    ucx
     bucket
     writer
     targets
