@@ -249,9 +249,6 @@ Status complete(const Arguments& args, AgentOptions& options) {
   if (args.ucx && options.pull.tls) {
     return Error(Errc::invalid_argument, "--ucx: UCX has no TLS: leave out --ucx or the TLS options");
   }
-  if (args.ucx) {
-    DS_ASSIGN(options.pull.ucx, net::ucx::Ucx::share(net::is_loopback(options.pull.listen.host)).with_context("--ucx"));
-  }
   DS_TRY(complete_http(args, options));
   options.pull.make_token = !args.insecure && !(options.pull.tls && options.pull.tls->asks_for_certificates());
   options.trainer.socket_path = args.socket;
@@ -366,6 +363,13 @@ Result<std::optional<ProcessWatch>> watch_owner(pid_t pid) {
   return std::optional<ProcessWatch>(std::move(watch));
 }
 
+/// Starts threads.
+Status open_ucx(const Arguments& args, AgentOptions& options) {
+  if (!args.ucx) return {};
+  DS_ASSIGN(options.pull.ucx, net::ucx::Ucx::share(net::is_loopback(options.pull.listen.host)).with_context("--ucx"));
+  return {};
+}
+
 int fail(const Error& error) {
   log::error("agent_failed error=\"{}\"", error.to_string());
   return exit_code(error);
@@ -401,6 +405,7 @@ int run(int argc, char** argv) {
 
   // Before any thread starts, so that all are confined alike.
   if (auto stays = stay_on_cores(args.cores).with_context("--cores"); !stays) return fail(stays.error());
+  if (auto opened = open_ucx(args, options); !opened) return fail(opened.error());
   if (auto fit = fit_connections(args.receivers_max.has_value(), options); !fit) return fail(fit.error());
   auto guard = ExitGuard::make(options);
   if (!guard) return fail(guard.error());

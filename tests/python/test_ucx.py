@@ -19,6 +19,9 @@ from deltasync import _programs, errors
 from openssl_certificates import Certificates
 
 libucx = pytest.importorskip("libucx", reason="libucx-cu12 is not installed")
+
+#: An agent that ends removes its segment.
+pytestmark = pytest.mark.usefixtures("shm_files")
 LIBRARY = str(Path(libucx.__file__).parent / "lib" / "libucp.so.0")
 
 Weights = dict[str, np.ndarray[Any, Any]]
