@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/trace.hpp"
+#include "net/ucx/transports.hpp"
 #include "receiver/parts/parts_receiver.hpp"
 #include "receiver/targets/attest.hpp"
 
@@ -40,7 +41,7 @@ void add(PullReport& sum, const PullReport& part) {
   sum.delta_steps = std::max(sum.delta_steps, part.delta_steps);
   sum.replans += part.replans;
   sum.stream_restarts += part.stream_restarts;
-  if (sum.transports.empty()) sum.transports = part.transports;
+  net::ucx::add_names(sum.transports, part.transports);
   sum.repaired_tiles += part.repaired_tiles;
   sum.packed = sum.packed || part.packed;
   sum.transfer_s = std::max(sum.transfer_s, part.transfer_s);

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "base/trace.hpp"
+#include "net/ucx/transports.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -251,11 +251,8 @@ std::chrono::nanoseconds Streams::waited() const {
 }
 
 std::string Streams::transports() const {
-  std::set<std::string> all;
-  for (const Connection& connection : connections_) all.insert(connection.transports());
-  all.erase(std::string());
   std::string names;
-  for (const std::string& name : all) names += (names.empty() ? "" : ",") + name;
+  for (const Connection& connection : connections_) net::ucx::add_names(names, connection.transports());
   return names;
 }
 

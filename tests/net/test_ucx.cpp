@@ -139,6 +139,12 @@ class UcxTest : public ::testing::Test {
   MessageSocket b_;
 };
 
+TEST(UcxTransports, AreAddedOnce) {
+  std::string all;
+  for (const char* more : {"tcp/lo0", "tcp/lo", "", "posix/memory,tcp/lo", "tcp/lo0"}) add_names(all, more);
+  EXPECT_EQ(all, "tcp/lo0,tcp/lo,posix/memory");
+}
+
 TEST_F(UcxTest, TheTransportsInUseAreTold) {
   const test::Environment environment{{"UCX_TLS", "tcp"}};
   connect(open(), open());

@@ -265,6 +265,26 @@ def test_a_store_that_stands_still_holds_nobody(fleet: Fleet, monkeypatch: pytes
     goes_on.set()
 
 
+def test_a_version_that_is_gone_for_one_rank_makes_way_for_the_next(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer published it after rank 0 had found the one before to be the newest."""
+    update(fleet.client)
+    fleet.train(2.0)
+    prepare, asked = fleet.receivers[1].prepare, []
+
+    def gone_once(version: Any, **options: Any) -> Any:
+        asked.append(version)
+        if len(asked) == 1:
+            fleet.train(3.0)
+            raise errors.VersionGone("the agent serves the next one by now")
+        return prepare(version, **options)
+
+    monkeypatch.setattr(fleet.receivers[1], "prepare", gone_once)
+    update(fleet.client)
+    assert asked == [2, 3] and fleet.values == [3.0] * RANKS
+
+
 def test_ranks_of_different_trainers_do_not_agree(fleet: Fleet, segment_name: str) -> None:
     """Their versions have the same numbers."""
     with deltasync.WeightManager(model(5.0), name=f"{segment_name}-other") as other:

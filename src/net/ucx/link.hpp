@@ -36,6 +36,12 @@ struct Offer {
 /// multiple of it.
 inline constexpr std::uint64_t kWindowBytes = 1u << 20;
 inline constexpr std::uint64_t kMessageBytes = 128u << 10;
+inline constexpr unsigned kMessageId = 1;  ///< UCX's, of all messages of channels
+
+/// Bytes of the stream from `at` to where its window begins again.
+inline std::uint64_t until_wrap(std::uint64_t at) {
+  return kWindowBytes - at % kWindowBytes;
+}
 
 class Link {
  public:

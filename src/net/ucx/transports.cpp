@@ -59,4 +59,14 @@ Error not_wanted(const std::string& transport, const std::vector<std::string>& w
                                  " UCX_LOG_LEVEL=info, or allow this one too"};
 }
 
+void add_names(std::string& all, std::string_view more) {
+  while (!more.empty()) {
+    const std::string_view name = more.substr(0, more.find(','));
+    more.remove_prefix(std::min(name.size() + 1, more.size()));
+    if (("," + all + ",").find("," + std::string(name) + ",") != std::string::npos) continue;
+    all += all.empty() ? "" : ",";
+    all += name;
+  }
+}
+
 }  // namespace deltasync::net::ucx

@@ -17,4 +17,7 @@ bool is_wanted(std::string_view transport, const std::vector<std::string>& wante
 /// `unsupported`, with the remedy.
 Error not_wanted(const std::string& transport, const std::vector<std::string>& wanted);
 
+/// Names that `all` does not have, of a list, are put at its end: "tcp/lo,posix/memory".
+void add_names(std::string& all, std::string_view more);
+
 }  // namespace deltasync::net::ucx

@@ -14,29 +14,22 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _checks
-from ._control_weights import ReceiverWeights
 from ._deadlines import left
 from ._native import Version
-from .engines.group import Group, Outcome, WeightsUnknown, Work
-from .errors import Aborted, Cancelled, DeadlinePassed, Error, InvalidArgument, IoError, Unsupported
+from ._rank import REMEDY, Rank, words_of
+from ._rank_store import ANSWER_S, RankGroup
+from .errors import Aborted, DeadlinePassed, Error, InvalidArgument, IoError, Unsupported
 from .rollout import Receiver
 
 __all__ = ["RankFollower", "RankGroup"]
 
 _log = logging.getLogger("deltasync.ranks")
 
-#: Who has voted waits so much longer for the others than they have for their work.
-_MARGIN_S = 5.0
-#: For an answer of the store.
-_STORE_S = 5.0
 #: A follower looks so often for a command; more often where one is to be expected, since the engine stands still then.
 _LOOK_S, _SOON_S = 0.02, 0.001
 _EXPECT_S = 30.0
@@ -45,213 +38,6 @@ _WATCH_S = 0.5
 _COMMAND = "command"
 #: So many rounds back nobody looks any more.
 _ROUNDS_KEPT = 16
-_REMEDY = "see to the rank that it names (one that is away: start it again), then update"
-_STORE_REMEDY = "start the store and all ranks again, then update"
-
-
-class RankGroup:
-    """The processes of one engine. ``store``: of torch.distributed (a TCPStore, say), with a connection of its own for
-    this object; all ranks share it. ``rank`` in 0..``ranks`` - 1. ``name``: of this engine; no other one that uses the
-    store may have it."""
-
-    def __init__(self, store: Any, rank: int, ranks: int, *, name: str) -> None:
-        self.store, self.name = store, _checks.text("name", name)
-        self.rank, self.ranks = _checks.whole("rank", rank), _checks.whole("ranks", ranks)
-        if not 0 <= self.rank < self.ranks:
-            raise InvalidArgument(f"RankGroup: rank={rank} of ranks={ranks}: ranks are 0 to {self.ranks - 1}")
-
-
-class _Keys:
-    """The store. It is asked on a thread of its own, since it may stand still for longer than anybody may wait."""
-
-    def __init__(self, group: RankGroup) -> None:
-        self._store, self._prefix, self._name = group.store, f"{group.name}/", group.name
-        #: Ends every wait for it.
-        self.closed = False
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._ask, name=f"deltasync-store-{group.rank}", daemon=True).start()
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return bytes(self._call(lambda: self._store.compare_set(self._prefix + key, expected, value)))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._call(lambda: self._store.check([self._prefix + key for key in keys])))
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._call(lambda: self._store.get(self._prefix + key)))
-
-    def set(self, key: str, value: str) -> None:
-        self._call(lambda: self._store.set(self._prefix + key, value))
-
-    def delete(self, key: str) -> None:
-        self._call(lambda: self._store.delete_key(self._prefix + key))
-
-    def found(self, key: str) -> str:
-        """Empty if it is not there."""
-        return self.get(key).decode() if self.check([key]) else ""
-
-    def close(self) -> None:
-        self.closed = True
-        self._calls.put(lambda: None)
-
-    def _call(self, ask: Callable[[], Any]) -> Any:
-        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-        def call() -> None:
-            try:
-                answer.put((ask(), None))
-            except Exception as error:  # DistError and its kind
-                answer.put((None, error))
-
-        self._calls.put(call)
-        end = time.monotonic() + _STORE_S
-        while not self.closed:
-            try:
-                value, error = answer.get(timeout=0.1)
-            except queue.Empty:
-                if time.monotonic() < end:
-                    continue
-                raise IoError(
-                    f"the store of the ranks of {self._name} has not answered for {_STORE_S:.0f} s", _STORE_REMEDY
-                ) from None
-            if error is not None:
-                raise IoError(f"the store of the ranks of {self._name}: {error}", _STORE_REMEDY) from error
-            return value
-        raise Cancelled(f"{self._name}: this rank is being closed")
-
-    def _ask(self) -> None:
-        while not self.closed:
-            self._calls.get()()
-
-
-class _Rank:
-    """One rank's part of what all do. Errors are of this rank's view: the same on all but for an unknown outcome."""
-
-    def __init__(self, receiver: Receiver, group: RankGroup) -> None:
-        if not isinstance(receiver, Receiver):
-            raise InvalidArgument(f"receiver={receiver!r:.80} is no Receiver")
-        self.weights, self.group = ReceiverWeights(receiver), group
-        if self.weights.stages_in_place:
-            raise InvalidArgument(
-                "a receiver with full_update_policy='in_place' cannot roll back, as all ranks may have to",
-                "make it without",
-            )
-        self.name = f"rank {group.rank}"
-        #: Why live memory is not of the version that all ranks have; empty: it is.
-        self.doubt = ""
-        #: Of this process. The last one that says which rank it is, is that rank.
-        self.id = f"{secrets.token_hex(8)} of {group.ranks}"
-        self.keys = _Keys(group)
-        self.votes = Group(self.keys, group.rank, group.ranks)
-        try:
-            self.keys.set(f"rank/{group.rank}", self.id)
-        except BaseException:
-            self.keys.close()
-            raise
-
-    def members(self) -> list[str]:
-        """Who the ranks are; empty: nobody yet."""
-        return [self.keys.found(f"rank/{rank}") for rank in range(self.group.ranks)]
-
-    # Of a committed receiver (engines/group.py).
-
-    def rollback(self) -> None:
-        try:
-            self.weights.rollback()
-        except Exception as error:
-            self.doubt = f"a rollback failed: {error}"
-            raise
-        if self.weights.wrong:
-            self.doubt = "live memory was not what was committed, and could not be repaired"
-
-    def void(self, reason: str) -> None:
-        self.doubt = reason
-
-    # Rounds. `at`: their name.
-
-    def stage(self, at: str, version: str, verify: bool, end: float) -> None:
-        def work() -> str:
-            self.weights.stage(version, "", verify, left(end))
-            return self.weights.staged
-
-        self._all(at, work, end)
-
-    def has_staged(self, at: str, end: float) -> None:
-        """For the others to stage the same."""
-        self._all(at, lambda: self.weights.staged, end)
-
-    def commit(self, at: str, end: float) -> None:
-        committed: list[Any] = []
-
-        def work() -> str | None:
-            committed.append(self)  # at first: one that fails half-way is rolled back, too
-            try:
-                self.weights.commit(left(end))
-            except Exception as error:
-                return _words(error)
-            return None
-
-        staged = self.weights.staged
-        ending = self.votes.update(
-            None if staged else "nothing is staged",
-            Work(work, [self], committed),
-            subject=staged,
-            end=end,
-            margin=_MARGIN_S,
-            at=at,
-            doubt=self.doubt,
-        )
-        if ending.kept:
-            self.doubt = ""
-        elif ending.unwritten is not None:
-            if ending.unwritten.outcome is Outcome.UNKNOWN:  # the others may have written
-                self.doubt = ending.unwritten.reason
-                raise WeightsUnknown(ending.unwritten.reason)
-            raise Aborted(ending.unwritten.reason, _REMEDY)
-        elif ending.as_before:
-            raise Aborted(f"{ending.text}; all ranks have the weights of before", _REMEDY)
-        else:
-            self.doubt = self.doubt or ending.text
-            raise WeightsUnknown(ending.text)
-
-    def release(self, at: str, end: float) -> None:
-        def work() -> str:
-            self.weights.release(left(end))
-            return "sleep"
-
-        self._all(at, work, end, doubtful=True)
-
-    def fill(self, at: str, end: float) -> None:
-        def work() -> str:
-            self.weights.fill(left(end))
-            version = self.weights.current()
-            return f"version {version.number} of epoch {version.epoch:x}" if version else "no version"
-
-        self._all(at, work, end, doubtful=True)
-        self.doubt = ""
-
-    def refuse(self, command: dict[str, Any], reason: str) -> None:
-        """For who waits for this rank."""
-        at = str(command["at"])
-        self.votes.vote(reason, timeout=0.0, at=f"{at}/staged" if command["call"] == "commit" else at)
-
-    def _all(self, at: str, work: Callable[[], str], end: float, *, doubtful: bool = False) -> None:
-        """`work` says what about it was. `doubtful`: where not all have done it, the ranks differ."""
-        failed: Exception | None = None
-        subject = ""
-        try:
-            subject = work()
-        except Exception as error:
-            failed = error
-        reason = None if failed is None else _words(failed)
-        verdict = self.votes.vote(reason, subject=subject, timeout=left(end) + _MARGIN_S, at=at, doubt=self.doubt)
-        if verdict.yes:
-            return
-        if doubtful:
-            self.doubt = verdict.reason
-        if isinstance(failed, Error):
-            raise failed
-        raise Aborted(verdict.reason, _REMEDY)
 
 
 class LeaderWeights:
@@ -264,7 +50,7 @@ class LeaderWeights:
             raise InvalidArgument(
                 f"RolloutControl: ranks: this is rank {group.rank}, and rank 0 has the service", "make a RankFollower"
             )
-        self._rank = _Rank(receiver, group)
+        self._rank = Rank(receiver, group)
         # Of no leader before: a rank that is late with one of its commands finds nobody who votes with it.
         self._id, self._number, self._forgotten = secrets.token_hex(8), 0, 0
         #: The version that all have come to, and who they were then.
@@ -305,7 +91,7 @@ class LeaderWeights:
         try:
             self._rank.release(self._tell("release", end)[0], end)
         except Exception as error:  # some have
-            self._rank.doubt = self._rank.doubt or _words(error)
+            self._rank.doubt = self._rank.doubt or words_of(error)
             raise
 
     def fill(self, timeout: float) -> None:
@@ -365,7 +151,7 @@ class LeaderWeights:
             if not missing:
                 return members
             if left(end) == 0:
-                raise DeadlinePassed(f"rank {', '.join(missing)} of {self._rank.group.name} was never there", _REMEDY)
+                raise DeadlinePassed(f"rank {', '.join(missing)} of {self._rank.group.name} was never there", REMEDY)
             self._stop.wait(_LOOK_S)
 
     def _watch(self) -> None:
@@ -397,7 +183,7 @@ class LeaderWeights:
                         self._rank.keys.delete(f"{self._id}-{number}{part}/{key}")
                 self._forgotten = number
         except Error as error:
-            _log.debug("%s: %s", self._rank.group.name, _words(error))
+            _log.debug("%s: %s", self._rank.group.name, words_of(error))
 
 
 class RankFollower:
@@ -411,7 +197,7 @@ class RankFollower:
             raise InvalidArgument("RankFollower: this is rank 0, which has the service", "make a RolloutControl")
         if isinstance(receiver, Receiver) and receiver._pulls.background:
             raise InvalidArgument("RankFollower: the receiver pulls by itself", "make it without background=True")
-        self._rank = _Rank(receiver, group)
+        self._rank = Rank(receiver, group)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"deltasync-rank-{group.rank}", daemon=True)
         self._thread.start()
@@ -430,7 +216,7 @@ class RankFollower:
         """Ends what goes on: rank 0 hears a no, if the store answers. The receiver stays."""
         self._stop.set()
         self._rank.weights.cancel()
-        self._thread.join(_STORE_S / 2)
+        self._thread.join(ANSWER_S / 2)
         self._rank.keys.close()
         self._thread.join()
 
@@ -455,7 +241,7 @@ class RankFollower:
                 if isinstance(error, IoError):
                     self._stop.wait(1.0)
                 if not self._stop.is_set() and not (troubled and isinstance(error, IoError)):
-                    _log.warning("%s of %s: %s", self._rank.name, self._rank.group.name, _words(error))
+                    _log.warning("%s of %s: %s", self._rank.name, self._rank.group.name, words_of(error))
                 troubled = isinstance(error, IoError)
 
     def _take(self, command: dict[str, Any]) -> None:
@@ -478,7 +264,3 @@ class RankFollower:
             rank.fill(at, end)
         else:
             rank.refuse(command, f"{rank.name} does not know {call!r}: its deltasync is of another version")
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

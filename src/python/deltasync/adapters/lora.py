@@ -103,7 +103,7 @@ class AdapterSlot:
         self,
         server: AdapterServer,
         name: str,
-        endpoint: str,
+        endpoint: str | list[str],
         *,
         directory: str | os.PathLike[str],
         seen_as: str | os.PathLike[str] | None = None,
