@@ -6,13 +6,13 @@ import sys
 from pages import ROOT, pages, words
 
 #: What the pages have, rounded up. A change that needs more first removes what is said twice, then raises it.
-TOTAL = 33_520
+TOTAL = 33_550
 #: By directory of docs/: for each page.
 EACH = {"start": 300, "concepts": 390, "guides": 790, "operating": 860, "reference": 1_170, "internals": 840}
 #: Pages that need more: another implementation is written from a format's or a protocol's page alone.
 MORE = {
-    "docs/internals/benchmarks.md": 1_150,
-    "docs/internals/targets.md": 1_100,
+    "docs/internals/benchmarks.md": 1_160,
+    "docs/internals/targets.md": 1_110,
     "docs/reference/cli.md": 1_360,
     "docs/reference/delta_format.md": 2_080,
     "docs/reference/shm_protocol.md": 1_940,
