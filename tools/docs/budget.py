@@ -6,7 +6,7 @@ import sys
 from pages import ROOT, pages, words
 
 #: What the pages have, rounded up. A change that needs more first removes what is said twice, then raises it.
-TOTAL = 33_550
+TOTAL = 33_490
 #: By directory of docs/: for each page.
 EACH = {"start": 300, "concepts": 390, "guides": 790, "operating": 860, "reference": 1_170, "internals": 840}
 #: Pages that need more: another implementation is written from a format's or a protocol's page alone.
