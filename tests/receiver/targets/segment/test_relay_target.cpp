@@ -140,6 +140,88 @@ TEST_F(RelayTargetTest, FullThenDeltas) {
   EXPECT_TRUE(holds(after));
 }
 
+/// Where the segment has no version yet, a full update is written there as it comes.
+TEST_F(RelayTargetTest, TheFirstVersionIsWrittenAsItComes) {
+  const Reference first = trainer_->now();
+  const Layout& layout = *trainer_->layout();
+  std::vector<std::uint8_t> have(static_cast<std::size_t>(layout.tile_count()), 0);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  const auto comes = [&](std::uint64_t tile) {
+    ASSERT_TRUE(ok(put_from_half(*target_, first, tile_of(layout, tile))));
+    target_->came({&tile, 1});
+  };
+  comes(0);
+  EXPECT_EQ(agent_->progress(), 0u) << "nobody has said of which version";
+  have[0] = 1;
+  target_->coming(first.state.version, first.state.root, first.state.digests, have, in_time());
+  EXPECT_EQ(agent_->progress(), tile_of(layout, 0).rect.elements()) << "what is there";
+  comes(1);
+  comes(1);
+  EXPECT_EQ(agent_->progress(), tile_of(layout, 0).rect.elements() + tile_of(layout, 1).rect.elements());
+  target_->coming(first.state.version, first.state.root, first.state.digests, have, in_time());
+  EXPECT_GT(agent_->progress(), tile_of(layout, 0).rect.elements()) << "another plan, the same fill";
+  fill_full(*target_, first);
+  ASSERT_TRUE(ok(target_->commit_full(first.state, in_time()))) << "the rest is written now";
+  ASSERT_TRUE(holds(first));
+  const Reference second = trainer_->step(0.02);
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_F(RelayTargetTest, AnotherVersionThatComesTakesItsPlace) {
+  const Reference first = trainer_->now();
+  const Reference second = trainer_->step(0.5);
+  const std::vector<std::uint8_t> have(static_cast<std::size_t>(trainer_->layout()->tile_count()), 0);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  target_->coming(first.state.version, first.state.root, first.state.digests, have, in_time());
+  fill_full(*target_, first);
+  const std::uint64_t tile = 0;
+  target_->came({&tile, 1});
+  EXPECT_GT(agent_->progress(), 0u);
+  target_->coming(second.state.version, second.state.root, second.state.digests, have, in_time());
+  EXPECT_EQ(agent_->progress(), 0u);
+  fill_full(*target_, second);
+  target_->came({&tile, 1});
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
+  EXPECT_TRUE(holds(second));
+}
+
+TEST_F(RelayTargetTest, ATileThatIsWrongEndsWhatIsWrittenAsItComes) {
+  const Reference first = trainer_->now();
+  const Reference other = trainer_->step(1.0);
+  const Layout& layout = *trainer_->layout();
+  const std::vector<std::uint8_t> have(static_cast<std::size_t>(layout.tile_count()), 0);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  target_->coming(first.state.version, first.state.root, first.state.digests, have, in_time());
+  EXPECT_NE(agent_->halves().find("FILLING"), std::string::npos);
+  ASSERT_TRUE(ok(put_from_half(*target_, other, tile_of(layout, 0))));
+  const std::uint64_t tile = 0;
+  target_->came({&tile, 1});
+  EXPECT_EQ(agent_->halves().find("FILLING"), std::string::npos) << agent_->halves();
+  fill_full(*target_, first);
+  ASSERT_TRUE(ok(target_->commit_full(first.state, in_time())));
+  EXPECT_TRUE(holds(first));
+}
+
+TEST_F(RelayTargetTest, WhatIsWrittenAsItComesIsGivenUpWithTheUpdate) {
+  const Reference first = trainer_->now();
+  const std::vector<std::uint8_t> have(static_cast<std::size_t>(trainer_->layout()->tile_count()), 0);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+    target_->coming(first.state.version, first.state.root, first.state.digests, have, in_time());
+    EXPECT_NE(agent_->halves().find("FILLING"), std::string::npos);
+    target_->discard_full();
+    EXPECT_EQ(agent_->halves().find("FILLING"), std::string::npos) << agent_->halves();
+  }
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  const Reference second = trainer_->step(0.5);
+  target_->coming(second.state.version, second.state.root, second.state.digests, have, in_time());
+  EXPECT_EQ(agent_->halves().find("FILLING"), std::string::npos) << "a delta may do for who has the first";
+  target_->discard_full();
+  EXPECT_TRUE(holds(first));
+}
+
 TEST_F(RelayTargetTest, AChainIsOneVersion) {
   ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
   for (const ValueForm form : {ValueForm::ulp, ValueForm::absolute}) {
