@@ -24,6 +24,7 @@ class SlotServer:
         self.adapters: dict[str, str] = {}
         self.calls: list[str] = []
         self.broken: dict[str, Exception] = {}
+        self.paused = False
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -31,6 +32,7 @@ class SlotServer:
             raise self.broken.pop(name)
 
     def pause(self, timeout: float) -> None:
+        self.paused = True
         self._call("pause")
 
     def load_adapter(self, name: str, path: str, timeout: float) -> None:
@@ -43,6 +45,7 @@ class SlotServer:
 
     def resume(self, timeout: float) -> None:
         self._call("resume")
+        self.paused = False
 
 
 LOADED = ["pause", "load", "resume"]
@@ -87,6 +90,7 @@ def test_a_slot_whose_server_fails_tries_again(broken: str, segment_name: str, t
                 slot.update()
             assert server.calls[-1] == "resume"
             assert slot.update().number == 1
+            assert server.calls[-1] == "resume" and not server.paused
             assert server.adapters.keys() == {"policy"}
 
 

@@ -116,6 +116,7 @@ class AdapterSlot:
         self._directory = Path(directory).absolute()
         self._seen_as = Path(seen_as if seen_as is not None else self._directory)
         self.receiver = Receiver(endpoint, directory=self._directory, timeout=timeout, **options)
+        self._paused = False  # by update(), as far as is known
 
     def update(self, version: int | str | None = None, *, timeout: float | None = None) -> Version:
         """Brings the server to a version (its number or label; the newest by default), and returns which it has now.
@@ -134,19 +135,25 @@ class AdapterSlot:
         path = str(self._seen_as / here.resolve().relative_to(self._directory.resolve()))
         if self.server.loaded_adapter(self.name, left(end)) != path:
             self._load(path, end)
+        elif self._paused:
+            self._resume(end)
         assert self.receiver.version is not None
         return self.receiver.version
 
     def _load(self, path: str, end: float) -> None:
+        self._paused = True  # even if the answer of pause() is lost
         try:
             self.server.pause(left(end))
             self.server.load_adapter(self.name, path, left(end))
             has = self.server.loaded_adapter(self.name, left(end))
         finally:
-            # Even if the answer of pause() was lost.
-            self.server.resume(max(1.0, left(end)))
+            self._resume(end)
         if has != path:
             raise InternalError(f"{self.name}: the server took {path}, but says that it has {has or 'no such adapter'}")
+
+    def _resume(self, end: float) -> None:
+        self.server.resume(max(1.0, left(end)))
+        self._paused = False
 
     def close(self) -> None:
         """Leaves the agent. The server keeps the adapter."""
