@@ -29,6 +29,7 @@ std::string_view to_string(Call::Kind kind) noexcept {
     case Call::Kind::wake: return "wake";
     case Call::Kind::update: return "update";
     case Call::Kind::reset_caches: return "reset_caches";
+    case Call::Kind::check: return "check";
   }
   return "";
 }

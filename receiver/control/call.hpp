@@ -42,7 +42,7 @@ std::string to_string(MemorySet memory);
 
 /// What a client asks for. Whether the engine serves again afterwards is said by the call, not by what was before.
 struct Call {
-  enum class Kind : std::uint8_t { pause, resume, sleep, wake, update, reset_caches };
+  enum class Kind : std::uint8_t { pause, resume, sleep, wake, update, reset_caches, check };
   Kind kind = Kind::pause;
   PauseMode mode = PauseMode::abort;  ///< pause, and of an update or sleep that finds the engine serving
   bool resets_caches = true;          ///< pause; update, after the commit
@@ -85,7 +85,7 @@ std::string_view to_string(Step::Kind kind) noexcept;
 enum class PausedBy : std::uint8_t {
   nobody,
   pause,   ///< a client, until it resumes
-  itself,  ///< a sleep, or an update that failed, until the engine may serve
+  itself,  ///< a sleep, an update that failed, or void weights, until the engine may serve
 };
 
 /// What is known of the engine.

@@ -8,7 +8,8 @@
 //
 // One call at a time. Who runs it does what step() says and answers with succeeded() or failed(), until there is none.
 // A call is steps, and then what puts admission right: as it was before, or as the call says. So a call that fails
-// leaves the engine as it was, and serving if it was serving, as far as its state allows.
+// leaves the engine as it was, and serving if it was serving, as far as its state allows. Where weights have become
+// void meanwhile it ends with the engine stopped; a check is a call of nothing else.
 //
 // The engine serves only while nothing sleeps, its weights are those of one version, and no cache is of another one
 // that was to be dropped. Weights are written only while no forward pass reads them.
@@ -33,6 +34,7 @@ enum class Guard : std::uint8_t {
   none,
   asleep_blocks,     ///< nothing serves while something sleeps
   void_blocks,       ///< nothing serves weights of no version
+  void_stops,        ///< an engine that serves is stopped when they become that
   stale_blocks,      ///< nothing serves with caches that were to be reset
   must_be_paused,    ///< an update that wants a paused engine is refused else
   stops_for_commit,  ///< an update of a serving engine stops it for the commit
@@ -55,7 +57,10 @@ class MachineOf {
 
   /// Between calls: whether the weights, unless they are asleep, are those of one version.
   void observe(bool whole) {
-    if (!state_.asleep.has(EngineMemory::weights)) state_.weights_whole = whole;
+    if (state_.asleep.has(EngineMemory::weights)) return;
+    // What was computed with them since is in the caches.
+    if (state_.weights_whole && !whole) state_.stale_caches = true;
+    state_.weights_whole = whole;
   }
   /// Begins a call. Nothing if it can begin; else why it cannot, and nothing has changed.
   std::string begin(const Call& call);
@@ -75,7 +80,8 @@ class MachineOf {
   void plan();
   void plan_pause(PauseMode mode);
   void plan_reset();
-  void plan_stop_for_commit();
+  void plan_stop(PauseMode mode);
+  void plan_stop_of_void();
   void plan_end();
   bool shall_serve() const;
   bool may_serve() const;
@@ -138,7 +144,8 @@ std::string MachineOf<Guards>::begin(const Call& call) {
       }
       break;
     case Call::Kind::pause:
-    case Call::Kind::reset_caches: break;
+    case Call::Kind::reset_caches:
+    case Call::Kind::check: break;
   }
   call_ = call;
   if (call.caches_as_paused && state_.paused_by == PausedBy::pause) call_.resets_caches = false;
@@ -156,7 +163,8 @@ template <class Guards>
 void MachineOf<Guards>::plan() {
   switch (call_.kind) {
     case Call::Kind::pause: return plan_pause(call_.mode);
-    case Call::Kind::resume: return;
+    case Call::Kind::resume:
+    case Call::Kind::check: return;
     case Call::Kind::reset_caches: return plan_reset();
     case Call::Kind::sleep: {
       MemorySet wanted;
@@ -176,6 +184,7 @@ void MachineOf<Guards>::plan() {
       return;
     }
     case Call::Kind::wake:
+      if (!state_.weights_whole) plan_stop_of_void();  // they are filled while nobody reads them
       for (std::size_t i = std::size(kReleaseOrder); i-- > 0;) {
         const EngineMemory memory = kReleaseOrder[i];
         if (!call_.memory.has(memory)) continue;
@@ -185,7 +194,7 @@ void MachineOf<Guards>::plan() {
       return;
     case Call::Kind::update:
       if (!call_.stages_in_place) then(Step::Kind::stage);
-      if (!state_.still() && !broken(Guard::stops_for_commit)) plan_stop_for_commit();
+      if (!state_.still() && !broken(Guard::stops_for_commit)) plan_stop(call_.mode);
       if (call_.stages_in_place) then(Step::Kind::stage);
       then(Step::Kind::commit);
       if (call_.resets_caches) plan_reset();
@@ -220,11 +229,18 @@ void MachineOf<Guards>::plan_pause(PauseMode mode) {
 }
 
 template <class Guards>
-void MachineOf<Guards>::plan_stop_for_commit() {
+void MachineOf<Guards>::plan_stop(PauseMode mode) {
   if (!state_.stopped) then(Step::Kind::stop_admission);
-  if (call_.mode == PauseMode::keep) return then(Step::Kind::hold);
-  if (call_.mode == PauseMode::abort) then(Step::Kind::abort);
+  if (mode == PauseMode::keep) return then(Step::Kind::hold);
+  if (mode == PauseMode::abort) then(Step::Kind::abort);
   then(Step::Kind::wait_idle);
+}
+
+/// Requests are not held for the next version: what was computed last is wrong.
+template <class Guards>
+void MachineOf<Guards>::plan_stop_of_void() {
+  if (state_.still() || broken(Guard::void_stops)) return;
+  plan_stop(PauseMode::abort);
 }
 
 // ---- how it goes on ----------------------------------------------------------------------------------------------
@@ -250,8 +266,11 @@ void MachineOf<Guards>::failed(const std::string& why, Weights left) {
     state_.stale_caches = true;
   }
   if (!ending_) return plan_end();
-  // Who resumes it goes on from here.
-  if (state_.paused_by == PausedBy::nobody) state_.paused_by = PausedBy::pause;
+  if (state_.serves()) {  // it could not be stopped: the next check tries again
+    state_.paused_by = PausedBy::nobody;
+  } else if (state_.paused_by == PausedBy::nobody) {  // who resumes it goes on from here
+    state_.paused_by = PausedBy::pause;
+  }
   next_ = steps_.size();
 }
 
@@ -296,7 +315,8 @@ void MachineOf<Guards>::plan_end() {
     state_.paused_by = PausedBy::nobody;
     return;
   }
-  if (state_.serves()) return;
+  if (!may_serve()) plan_stop_of_void();
+  if (state_.serves() && steps_.empty()) return;
   if (call_.kind == Call::Kind::pause && error_.empty()) {
     state_.paused_by = PausedBy::pause;
   } else if (state_.paused_by == PausedBy::nobody) {
@@ -315,6 +335,7 @@ bool MachineOf<Guards>::shall_serve() const {
     case Call::Kind::resume: return true;
     case Call::Kind::reset_caches: return before;
     case Call::Kind::sleep: return before;  // if nothing sleeps after all
+    case Call::Kind::check: return before || slept;
     case Call::Kind::wake:
     case Call::Kind::update: return before || slept || (ok && call_.resumes) || broken(Guard::pause_stays);
   }

@@ -65,6 +65,12 @@ class Server final : public StoppableServer {
   std::string endpoint() const override { return net::to_string(net::Endpoint{listen_.host, http_->port()}); }
 
   void stop() override { service_.stop(); }
+  Status check() override {
+    answering = this;
+    Status done = service_.check();
+    answering = nullptr;
+    return done;
+  }
   bool in_hook() const override { return answering == this; }
 
   Result<std::pair<Version, std::string>> admit(std::string_view min_version,

@@ -68,6 +68,12 @@ Status Service::call(Call call, const UpdateRequest& request, const std::string&
   return done;
 }
 
+Status Service::check() {
+  const Standing now = standing();
+  if (now.version || now.engine.still()) return {};
+  return call({.kind = Call::Kind::check});
+}
+
 Status Service::run(const Call& call, const UpdateRequest& request, Deadline deadline) {
   if (const std::string why = machine_.begin(call); !why.empty()) return Error(Errc::version_conflict, why);
   note(std::string(to_string(call.kind)));

@@ -46,6 +46,9 @@ class Service {
   ///   - else what failed, and what that has left.
   Status call(Call call, const UpdateRequest& request = {}, const std::string& label = "",
               std::optional<std::chrono::nanoseconds> limit = std::nullopt);
+  /// Stops the engine, and aborts its requests, where its weights have become those of no version, until they are of
+  /// one again. Does nothing, and waits for nobody, else.
+  Status check();
   /// Beside any call.
   Result<std::uint64_t> abort(std::span<const std::string> ids) { return engine_.abort(ids); }
   /// What the live version is called from now on.

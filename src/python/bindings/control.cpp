@@ -189,6 +189,11 @@ class PythonControl {
   void stop() {
     if (server_) server_->stop();
   }
+  /// Not beside close().
+  void check() {
+    if (!server_) return;
+    unwrap(released([&] { return server_->check(); }));
+  }
   /// Waits for the hooks that run, which want the GIL.
   void close() {
     released([&] {
@@ -246,6 +251,7 @@ void bind_control(nb::module_& module) {
       .def("admit", &PythonControl::admit, "min_version"_a, "exact_version"_a)
       .def_prop_ro("in_hook", &PythonControl::in_hook)
       .def("stop", &PythonControl::stop)
+      .def("check", &PythonControl::check)
       .def("close", &PythonControl::close);
 }
 

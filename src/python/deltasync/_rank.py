@@ -37,8 +37,12 @@ class Rank:
         self.id = f"{secrets.token_hex(8)} of {group.ranks}"
         self.keys = RankStore(group)
         self.votes = Group(self.keys, group.rank, group.ranks)
+
+    def claim(self) -> None:
+        """From now on this process is the rank; the one before has no part any more."""
         try:
-            self.keys.set(f"rank/{group.rank}", self.id)
+            self.keys.begin()
+            self.keys.set(f"rank/{self.group.rank}", self.id)
         except BaseException:
             self.keys.close()
             raise

@@ -36,7 +36,10 @@ class RankStore:
         #: Ends every wait for it.
         self.closed = False
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._ask, name=f"deltasync-store-{group.rank}", daemon=True).start()
+        self._thread = threading.Thread(target=self._ask, name=f"deltasync-store-{group.rank}", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         return bytes(self._call(lambda: self._store.compare_set(self._prefix + key, expected, value)))

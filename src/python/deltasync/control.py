@@ -172,6 +172,12 @@ class RolloutControl:
         self._server: _native.ControlServer | None = server  # which holds the engine
         # Its threads call Python, so they end before Python does.
         self._end = weakref.finalize(self, _close, server, self._weights)
+        if isinstance(self._weights, LeaderWeights):
+            try:
+                self._weights.begin(server.check)
+            except BaseException:
+                self._end()
+                raise
 
     @property
     def endpoint(self) -> str:

@@ -17,6 +17,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ._deadlines import left
@@ -57,8 +58,16 @@ class LeaderWeights:
         self._agreed: tuple[Version, list[str]] | None = None
         #: Between what is agreed and what is in doubt.
         self._agreeing = threading.Lock()
-        self._stop = threading.Event()
-        threading.Thread(target=self._watch, name="deltasync-ranks", daemon=True).start()
+        self._stop, self._stands = threading.Event(), threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """Once the service stands: one that cannot must not take rank 0's place. `check`: stops the engine if
+        :meth:`current` is nothing."""
+        self._rank.claim()
+        self._stands.set()
+        self._watcher = threading.Thread(target=self._watch, args=(check,), name="deltasync-ranks", daemon=True)
+        self._watcher.start()
 
     def current(self) -> Version | None:
         agreed = self._agreed
@@ -105,6 +114,8 @@ class LeaderWeights:
         self._stop.set()
         self._rank.weights.cancel()
         self._rank.keys.close()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
 
     def _stage_newest(self, verify: bool, end: float) -> None:
         """What is the newest may differ from rank to rank, so the others are told which rank 0 found; by then a trainer
@@ -135,6 +146,7 @@ class LeaderWeights:
 
     def _wait_for_members(self, end: float) -> list[str]:
         ranks = self._rank.group.ranks
+        self._stands.wait(left(end))
         while True:
             members = self._rank.members()
             if members[0] != self._rank.id:
@@ -154,17 +166,16 @@ class LeaderWeights:
                 raise DeadlinePassed(f"rank {', '.join(missing)} of {self._rank.group.name} was never there", REMEDY)
             self._stop.wait(_LOOK_S)
 
-    def _watch(self) -> None:
+    def _watch(self, check: Callable[[], None]) -> None:
         """A rank that was started again has no weights, while the others go on to compute with it."""
         while not self._stop.wait(_WATCH_S):
             agreed = self._agreed
-            if agreed is None or self._rank.doubt:
-                continue
             try:
-                members = self._rank.members()
-            except Exception:  # the next call says so
-                continue
-            self._compare(agreed, members)
+                if agreed is not None and not self._rank.doubt:
+                    self._compare(agreed, self._rank.members())
+                check()
+            except Exception as error:  # of the store: the next call says so; of a hook: the service has
+                _log.debug("%s: %s", self._rank.group.name, words_of(error))
 
     def _compare(self, agreed: tuple[Version, list[str]] | None, members: list[str]) -> None:
         with self._agreeing:
@@ -198,6 +209,7 @@ class RankFollower:
         if isinstance(receiver, Receiver) and receiver._pulls.background:
             raise InvalidArgument("RankFollower: the receiver pulls by itself", "make it without background=True")
         self._rank = Rank(receiver, group)
+        self._rank.claim()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"deltasync-rank-{group.rank}", daemon=True)
         self._thread.start()

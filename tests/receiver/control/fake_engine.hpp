@@ -149,6 +149,9 @@ class FakeWeights final : public EngineWeights {
     return {{"qkv", "k_proj"}, {"qkv", "q_proj"}, {"up", "up"}};
   }
 
+  /// Beside any call.
+  void become_void() { number_ = 0; }
+
   bool void_on_failure = false;
   bool verify = false;
   std::string version;

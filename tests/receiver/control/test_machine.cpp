@@ -1,5 +1,6 @@
 // The rollout control as it is: every call in every state that any calls lead to, with every step failing once, and
-// another client's call beside it. Nothing goes wrong. And with one guard removed: what the guard prevents is found.
+// another client's call beside it; between any two calls, and at any failure, the weights may become void. Nothing goes
+// wrong. And with one guard removed: what the guard prevents is found.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -72,6 +73,7 @@ std::vector<Call> all_calls() {
   }
   calls.push_back({.kind = Kind::resume});
   calls.push_back({.kind = Kind::reset_caches});
+  calls.push_back({.kind = Kind::check});
   return calls;
 }
 
@@ -105,6 +107,7 @@ class Explorer {
       waiting_.pop_front();
       if (const std::string why = stuck(world); !why.empty()) found_ = seen_.at(world.key()) + "; " + why;
       for (const Call& call : all_calls()) begin(world, call);
+      become_void(world);
     }
     return found_;
   }
@@ -116,6 +119,18 @@ class Explorer {
     if (seen_.emplace(world.key(), way).second) waiting_.push_back(world);
   }
 
+  /// Of one rank of several, which was started again. The engine goes on until the next call.
+  void become_void(World world) {
+    if (!world.engine.whole) return;
+    const std::string way = seen_.at(world.key()) + "; the weights become void";
+    Explored machine(world.state, guards_);
+    machine.observe(false);
+    world.state = machine.state();
+    world.engine.whole = false;
+    world.engine.stale = true;
+    enter(world, way);
+  }
+
   void begin(const World& world, const Call& call) {
     Explored machine(world.state, guards_);
     const std::string refused = machine.begin(call);
@@ -124,33 +139,33 @@ class Explorer {
       return;
     }
     ++calls_;
-    go_on(world, machine, world.engine, seen_.at(world.key()) + "; " + describe(call), 0, false);
+    go_on(world, machine, world.engine, seen_.at(world.key()) + "; " + describe(call), 0, false, !world.engine.whole);
   }
 
   /// Each way on from here: the step succeeds, or fails. Two fail at most: one of the call, one of its end.
+  /// `surprised`: it served when the weights became void, and has not been stopped yet.
   void go_on(const World& before, const Explored& machine, Engine engine, const std::string& way, int failures,
-             bool end_failed) {
+             bool end_failed, bool surprised) {
     if (!found_.empty()) return;
     const Step step = machine.step();
     if (engine.admits) engine.requests = true;
     if (engine.computes()) engine.filled = true;
-    if (step.kind == Step::Kind::none) return over(before, machine, engine, way, end_failed);
+    surprised = surprised && !serves_wrongly(engine).empty();
+    if (step.kind == Step::Kind::none) return over(before, machine, engine, way, end_failed, surprised);
     Explored other = machine;
     for (const Call::Kind kind : {Call::Kind::pause, Call::Kind::resume, Call::Kind::update}) {
       if (other.begin({.kind = kind}).empty()) found_ = way + ": two calls at once";
     }
-    if (const std::string why = wrong(step, engine, machine.call()); !why.empty()) {
+    if (const std::string why = wrong(step, engine, machine.call(), surprised); !why.empty()) {
       found_ = way + ", " + std::string(to_string(step.kind)) + ": " + why;
       return;
     }
     Explored good = machine;
     good.succeeded();
-    go_on(before, good, after(engine, step, machine.call()), way, failures, end_failed);
+    go_on(before, good, after(engine, step, machine.call()), way, failures, end_failed, surprised);
     if (failures == 2) return;
     for (const Weights left : {Weights::as_before, Weights::void_weights}) {
-      const bool writes =
-          step.kind == Step::Kind::commit || (step.kind == Step::Kind::stage && machine.call().stages_in_place);
-      if (left == Weights::void_weights && !writes) continue;
+      if (left == Weights::void_weights && !machine.state().weights_whole) continue;
       Explored bad = machine;
       bad.failed("no", left);
       Engine broken = engine;
@@ -159,7 +174,7 @@ class Explorer {
         broken.stale = true;
       }
       go_on(before, bad, broken, way + " (" + std::string(to_string(step.kind)) + " fails)", failures + 1,
-            end_failed || machine.ending());
+            end_failed || machine.ending(), surprised || left == Weights::void_weights);
     }
   }
 
@@ -186,7 +201,7 @@ class Explorer {
     return engine;
   }
 
-  static std::string wrong(const Step& step, const Engine& engine, const Call& call) {
+  static std::string wrong(const Step& step, const Engine& engine, const Call& call, bool surprised) {
     const bool writes = step.kind == Step::Kind::commit || (step.kind == Step::Kind::stage && call.stages_in_place);
     if (writes && engine.computes()) return "weights are written while they are read";
     if (step.kind == Step::Kind::commit && engine.asleep.has(EngineMemory::weights)) return "there is no memory";
@@ -202,7 +217,7 @@ class Explorer {
     if (step.kind == Step::Kind::resume_admission && engine.admits) return "resumed twice";
     if (step.kind == Step::Kind::hold && engine.held) return "held twice";
     if (step.kind == Step::Kind::release_hold && !engine.held) return "not held";
-    return serves_wrongly(engine);
+    return surprised ? "" : serves_wrongly(engine);
   }
 
   static std::string serves_wrongly(const Engine& engine) {
@@ -213,13 +228,13 @@ class Explorer {
     return {};
   }
 
-  void over(const World& before, const Explored& machine, const Engine& engine, const std::string& way,
-            bool end_failed) {
+  void over(const World& before, const Explored& machine, const Engine& engine, const std::string& way, bool end_failed,
+            bool surprised) {
     const EngineState& now = machine.state();
     const Call& call = machine.call();
     const bool may_serve = now.asleep.empty() && now.weights_whole;
-    std::string why = serves_wrongly(engine);
-    if (now.serves() && engine.stale) why = "it serves with caches that were to be reset";
+    std::string why = end_failed && surprised ? "" : serves_wrongly(engine);
+    if (now.serves() && now.weights_whole && engine.stale) why = "it serves with caches that were to be reset";
     if (now.serves() != (engine.admits && !engine.held)) why = "it is not as the machine takes it to be";
     const bool ok = machine.error().empty();
     const bool ends_pause = call.kind == Call::Kind::resume || (ok && call.resumes);
@@ -278,9 +293,9 @@ TEST_P(ControlMutant, IsFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Guards, ControlMutant,
-                         testing::Values(Guard::asleep_blocks, Guard::void_blocks, Guard::stale_blocks,
-                                         Guard::stops_for_commit, Guard::drains, Guard::pause_stays, Guard::reopens,
-                                         Guard::sleep_wakes, Guard::fills));
+                         testing::Values(Guard::asleep_blocks, Guard::void_blocks, Guard::void_stops,
+                                         Guard::stale_blocks, Guard::stops_for_commit, Guard::drains,
+                                         Guard::pause_stays, Guard::reopens, Guard::sleep_wakes, Guard::fills));
 
 EngineState serving() {
   EngineState state;

@@ -39,8 +39,9 @@ std::string ask(const std::string& endpoint, const std::string& method, const st
 struct Served {
   test::Notes notes;
   test::FakeEngine engine{notes};
+  test::FakeWeights* weights = new test::FakeWeights(notes);  // the server's
   std::unique_ptr<StoppableServer> server =
-      *start_server({.model = "tiny"}, engine, std::make_unique<test::FakeWeights>(notes));
+      *start_server({.model = "tiny"}, engine, std::unique_ptr<EngineWeights>(weights));
 };
 
 TEST(ControlServerDeathTest, AHookThatDestroysItIsNamed) {
@@ -89,6 +90,11 @@ TEST(ControlServer, KnowsItsHooks) {
   bool inside = false;
   served.notes.at("stop_admission", [&] { inside = served.server->in_hook(); });
   EXPECT_NE(ask(served.server->endpoint(), "POST", "/v1/pause").find("200 OK"), std::string::npos);
+  EXPECT_TRUE(inside);
+  ask(served.server->endpoint(), "POST", "/v1/resume");
+  inside = false;
+  served.weights->become_void();
+  ASSERT_TRUE(served.server->check());
   EXPECT_TRUE(inside);
   EXPECT_FALSE(served.server->in_hook());
 }

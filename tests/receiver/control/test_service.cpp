@@ -86,6 +86,37 @@ TEST_F(ControlService, WeightsOfNoVersionAreNotServed) {
   EXPECT_TRUE(serves());
 }
 
+TEST_F(ControlService, ACheckStopsAnEngineWhoseWeightsBecameVoid) {
+  ASSERT_TRUE(service.check());
+  EXPECT_EQ(notes.take(), Words());
+  weights.become_void();
+  notes.fail("stop_admission");
+  EXPECT_FALSE(service.check());
+  EXPECT_TRUE(serves());
+  notes.take();
+  ASSERT_TRUE(service.check());
+  EXPECT_EQ(notes.take(), (Words{"stop_admission", "abort", "wait_idle"}));
+  EXPECT_FALSE(serves());
+  ASSERT_TRUE(service.check());
+  EXPECT_EQ(notes.take(), Words());
+  notes.fail("stage");
+  EXPECT_FALSE(service.call({.kind = Call::Kind::update}));
+  EXPECT_FALSE(serves());
+  notes.take();
+  ASSERT_TRUE(service.call({.kind = Call::Kind::update}));  // nobody had paused it
+  EXPECT_EQ(notes.take(), (Words{"stage", "commit", "reset_caches", "resume_admission"}));
+}
+
+TEST_F(ControlService, AFailedUpdateStopsAnEngineWhoseWeightsBecameVoid) {
+  weights.become_void();
+  notes.fail("stage");
+  const Status failed = service.call({.kind = Call::Kind::update, .mode = PauseMode::wait});
+  ASSERT_FALSE(failed);
+  EXPECT_NE(failed.error().message().find("no version now; the engine is paused"), std::string::npos);
+  EXPECT_EQ(notes.take(), (Words{"stage", "stop_admission", "abort", "wait_idle"}));
+  EXPECT_FALSE(serves());
+}
+
 TEST_F(ControlService, ASleepGivesMemoryUpAndAWakeFillsIt) {
   ASSERT_TRUE(service.call({.kind = Call::Kind::sleep, .memory = {EngineMemory::weights, EngineMemory::kv_cache}}));
   EXPECT_EQ(notes.take(), (Words{"stop_admission", "abort", "wait_idle", "reset_caches", "release", "release weights",
