@@ -32,7 +32,7 @@ struct GetLayout {
 }  // namespace
 
 void Control::drop() {
-  cut_ |= told_ && stop_.stop_requested();
+  cut_ |= told_;
   closed_bytes_ += connection_.bytes_received();
   connection_ = Connection();
   subscription_ = {};

@@ -15,13 +15,16 @@ namespace deltasync::agent {
 
 class ReceiverTest : public AgentTest {
  protected:
-  /// Holds nothing yet, and keeps its version in memory of its own.
-  std::unique_ptr<Receiver> connect(const receiver::Tuning& tuning = {}) const {
+  ReceiverOptions options() const {
     ReceiverOptions options;
     options.endpoint = "127.0.0.1:" + std::to_string(port());
     options.streams = 2;
     options.local = local_;
-    auto receiver = receiver::ReceiverImpl::connect(options, tuning, test_deadline());
+    return options;
+  }
+  /// Holds nothing yet, and keeps its version in memory of its own.
+  std::unique_ptr<Receiver> connect(const receiver::Tuning& tuning = {}) const {
+    auto receiver = receiver::ReceiverImpl::connect(options(), tuning, test_deadline());
     EXPECT_TRUE(receiver) << receiver.error().to_string();
     EXPECT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
     return std::move(receiver).value();

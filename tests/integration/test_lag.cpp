@@ -1,4 +1,5 @@
 // How far behind receivers are, as they ask and as their agent knows; what its pages say of it.
+#include <atomic>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -9,6 +10,7 @@
 #include "base/deadline.hpp"
 #include "format/wire_report.hpp"
 #include "tests/integration/receivers.hpp"
+#include "tests/support/attacker.hpp"
 #include "tests/support/held_port.hpp"
 
 namespace deltasync::agent {
@@ -215,6 +217,31 @@ TEST_F(Lags, AReceiverThatEndsIsNotLost) {
   EXPECT_EQ(lines[0]["lost"], false);
   EXPECT_EQ(lines[1]["lost"], false);
   EXPECT_EQ(lines[2]["lost"], true);
+}
+
+/// A call that runs out of time closes the connection, whose answer may still come.
+TEST_F(Lags, AReceiverThatEndsAfterWaitingInVainIsNotLost) {
+  start_agent();
+  next_version();
+  std::atomic<bool> silent = false;
+  const test::Attacker path(port(), [&](test::Way way, std::size_t n, test::Attacker::Bytes chunk) {
+    if (silent && way == test::Way::to_client) return std::optional(std::vector<test::Attacker::Bytes>());
+    return test::Attacker::honest()(way, n, std::move(chunk));
+  });
+  ReceiverOptions through = options();
+  through.endpoint = "127.0.0.1:" + std::to_string(path.port());
+  auto receiver = receiver::ReceiverImpl::connect(through, {}, test_deadline());
+  ASSERT_TRUE(receiver) << receiver.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
+  pull(**receiver);
+  ASSERT_TRUE(hears(served()->version.id));
+  silent = true;
+  EXPECT_EQ((*receiver)->pull({.newer = true}, Deadline::after(std::chrono::milliseconds(50))).error().code(),
+            Errc::timed_out);
+  silent = false;
+  receiver->reset();
+  EXPECT_TRUE(eventually([&] { return rows()[0].connection == 0; }));
+  EXPECT_FALSE(rows()[0].lost) << "it has said goodbye";
 }
 
 TEST_F(Lags, AConnectionReportsForOneReceiver) {
