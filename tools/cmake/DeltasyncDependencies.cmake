@@ -36,7 +36,7 @@ if(DELTASYNC_BUILD_PROGRAMS)
   pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-core>=1.0)
 
   # Asio and Beast are compiled once, in asio_impl.cpp, and only declared elsewhere.
-  add_library(deltasync_asio STATIC ${PROJECT_SOURCE_DIR}/src/net/asio_impl.cpp)
+  add_library(deltasync_asio ${DELTASYNC_LIBRARY_KIND} ${PROJECT_SOURCE_DIR}/src/net/asio_impl.cpp)
   target_compile_definitions(deltasync_asio PUBLIC BOOST_ASIO_SEPARATE_COMPILATION BOOST_BEAST_SEPARATE_COMPILATION
                                                    BOOST_ASIO_NO_DEPRECATED)
   target_link_libraries(deltasync_asio PUBLIC Boost::headers Threads::Threads OpenSSL::SSL OpenSSL::Crypto
