@@ -106,9 +106,9 @@ class Control {
   /// Tells the agent how this receiver stands: now if there is a connection, in any case on the next one. Takes a
   /// moment.
   void report(wire::Report standing);
-  /// The receiver ends: the agent shall not take it for lost. Over a new connection, if the one that there was has ended
-  /// (a stop shuts it down, a call that ran out of time too). Best effort, a second at most; nothing in a forked child,
-  /// whose parent goes on.
+  /// The receiver ends: the agent shall not take it for lost. Over a new connection, if the one that there was has
+  /// ended (a stop shuts it down, a call that ran out of time too). Best effort, a second at most; nothing in a forked
+  /// child, whose parent goes on.
   void say_goodbye();
   /// Best effort: if no answer comes the connection is closed, which frees the plan as well.
   void release(std::uint64_t plan, Deadline deadline);
