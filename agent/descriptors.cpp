@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::uint64_t kOwn = 256;       ///< segments, processes that are watched, the event loop, files
 constexpr std::uint64_t kOfStranger = 2;  ///< one that had to leave may be there still when the next has come
+constexpr std::uint64_t kOfUcx = 12;      ///< a worker of libucp's, besides the connection's own
 constexpr std::uint64_t kOfTrainer = 4;   ///< its socket and three pidfds
 
 std::uint64_t of_receivers(const AdmissionLimits& limits) {
@@ -23,7 +24,8 @@ std::uint64_t of_receivers(const AdmissionLimits& limits) {
 
 std::uint64_t descriptors_needed(const AgentOptions& options) {
   const AdmissionLimits& limits = options.pull.limits.admission;
-  return kOwn + of_receivers(limits) + kOfStranger * limits.strangers_max +
+  const std::uint64_t over_ucx = options.pull.ucx ? kOfUcx * options.pull.limits.ucx_connections_max : 0;
+  return kOwn + of_receivers(limits) + over_ucx + kOfStranger * limits.strangers_max +
          kOfTrainer * options.trainer.connections_max + (options.http ? options.http->connections_max : 0);
 }
 
@@ -48,6 +50,7 @@ Status fit_connections(std::uint64_t descriptors, bool asked, AgentOptions& opti
   at_most(limits.data_max, 4);
   at_most(limits.strangers_max, 16);
   at_most(options.trainer.connections_max, 16);
+  if (options.pull.ucx) at_most(options.pull.limits.ucx_connections_max, 4 * kOfUcx);
   if (options.http) at_most(options.http->connections_max, 16);
   log::warn("few_open_files allowed={} receivers_max={} remedy=\"ulimit -n {}\"", descriptors, limits.receivers_max,
             needed);

@@ -69,6 +69,7 @@ struct PullLimits {
   std::chrono::milliseconds check{5'000};            ///< for damaged tiles to be published again
   std::chrono::milliseconds remember{600'000};       ///< a receiver that has left, for the status pages
   AdmissionLimits admission;
+  std::size_t ucx_connections_max = 256;  ///< 1.25 GiB, 3,072 descriptors
   int keepalive_idle_s = 60;
 };
 

@@ -249,6 +249,9 @@ Status complete(const Arguments& args, AgentOptions& options) {
   if (args.ucx && options.pull.tls) {
     return Error(Errc::invalid_argument, "--ucx: UCX has no TLS: leave out --ucx or the TLS options");
   }
+  if (args.ucx && args.insecure) {
+    return Error(Errc::invalid_argument, "--ucx: a peer's wrong address ends libucp's process: leave out --insecure");
+  }
   DS_TRY(complete_http(args, options));
   options.pull.make_token = !args.insecure && !(options.pull.tls && options.pull.tls->asks_for_certificates());
   options.trainer.socket_path = args.socket;

@@ -109,9 +109,12 @@ Status Connection::go_over_ucx(net::ucx::Ucx& ucx, Deadline deadline) {
   }
   DS_ASSIGN(auto link, ucx.offer());
   const std::uint64_t request = next_request();
-  DS_TRY(socket_.send(request, wire::OpenUcx{link->offer().id, link->offer().address}, deadline));
+  DS_TRY(
+      socket_.send(request, wire::OpenUcx{link->offer().id, link->offer().version, link->offer().address}, deadline));
   DS_ASSIGN(wire::UcxOpened opened, socket_.recv_as<wire::UcxOpened>(request, deadline));
-  auto channel = ucx.channel(socket_.fd(), std::move(link), {opened.id, std::move(opened.address)});
+  net::ucx::Offer agents{opened.id, opened.version, std::move(opened.address)};
+  DS_TRY(ucx.accepts(agents));
+  auto channel = ucx.channel(socket_.fd(), std::move(link), std::move(agents));
   return socket_.secure(std::move(channel), deadline);
 }
 

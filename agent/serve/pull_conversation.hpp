@@ -38,6 +38,8 @@ struct PullContext {
   log::LineLimit stranger_lines{};
   log::LineLimit refusal_lines{};
   log::LineLimit peer_lines{20};
+  static constexpr std::uint64_t kUcxBytes = 5u << 20;  ///< that a connection over UCX takes, as measured
+  const Room ucx_room{options.limits.ucx_connections_max * kUcxBytes};
   std::unique_ptr<net::WorkThread> ucx_setup{};  ///< makes UCX's ends of channels, which takes a while; null: no UCX
   ReceiverTable receivers{options.limits.remember};
   Children children{options.limits.admission.children_max};
@@ -167,6 +169,7 @@ class PullConversation {
   std::chrono::steady_clock::time_point cut_off_said_at_;  ///< to this peer
   SubsetPtr subset_;                                       ///< null until the peer subscribes
   bool over_ucx_ = false;
+  Room::Share ucx_held_;
   bool authenticated_ = false;
   bool turned_away_ = false;  ///< it authenticated, and there is no place for it
   bool mid_message_ = false;  ///< part of a message is out: nothing else can be said on this connection

@@ -10,6 +10,7 @@ namespace {
 OpenUcx decode_end(Decoder& in) {
   OpenUcx m;
   m.id = in.digest();
+  m.version = in.get<std::uint32_t>();
   m.address = in.blob();
   if (m.address.empty() || m.address.size() > kUcxAddressBytesMax) {
     in.reject("address", std::to_string(m.address.size()) + " bytes");
@@ -23,6 +24,7 @@ std::vector<std::byte> OpenUcx::encode() const {
   std::vector<std::byte> bytes;
   ByteWriter out(bytes);
   put_digest(out, id);
+  out.put(version);
   put_blob(out, address);
   return bytes;
 }

@@ -14,6 +14,7 @@ inline constexpr std::uint64_t kUcxAddressBytesMax = 64u << 10;
 struct OpenUcx {
   static constexpr Type kType = Type::open_ucx;
   Digest128 id;                    ///< random, new for each channel; the other side's messages begin with it
+  std::uint32_t version = 0;       ///< of its libucp: major << 16 | minor
   std::vector<std::byte> address;  ///< of a UCP worker; 1 to kUcxAddressBytesMax bytes
   bool operator==(const OpenUcx&) const = default;
   std::vector<std::byte> encode() const;

@@ -98,8 +98,8 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<GetLocal>("get_local", {{77}}));
   cases.push_back(make_case<Local>("local", {{"/run/user/1000/deltasync/agent.sock", 3, 1, 99}, {"", 0, 0, 0}}));
   cases.push_back(make_case<MapSegment>("map_segment", {{5, 0xFEDCBA9876543210, 3}}));
-  cases.push_back(make_case<OpenUcx>("open_ucx", {{digest_of(2), {std::byte{7}, std::byte{0}}}}));
-  cases.push_back(make_case<UcxOpened>("ucx_opened", {{{digest_of(3), {std::byte{9}}}}}));
+  cases.push_back(make_case<OpenUcx>("open_ucx", {{digest_of(2), 0x1'0016, {std::byte{7}, std::byte{0}}}}));
+  cases.push_back(make_case<UcxOpened>("ucx_opened", {{{digest_of(3), 0x1'0016, {std::byte{9}}}}}));
   cases.push_back(make_case<TrainerHello>("trainer_hello", {{1, 2, 4, -5, "rank 2", layout_message()}}));
   cases.push_back(make_case<TrainerWelcome>("trainer_welcome", {{"job.g1", "/dev/shm", 1, {3, 4}, 5, 6}}));
   cases.push_back(make_case<TrainerPlan>("trainer_plan",

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "net/blocking.hpp"
 #include "net/ucx/transports.hpp"
 #include "net/ucx/ucx.hpp"
+#include "tests/support/log_lines.hpp"
 #include "tests/support/ucx.hpp"
 
 /// The leak sanitizer's own thread crashes where libucp is loaded.
@@ -89,6 +91,7 @@ class UcxTest : public ::testing::Test {
     a_ = MessageSocket(UniqueFd(fds[0]));
     b_ = MessageSocket(UniqueFd(fds[1]));
     const auto ends = std::pair{*one->offer(), *other->offer()};
+    links_.insert(links_.end(), {ends.first, ends.second});
     Offer of_b = ends.second->offer();
     if (!right_id) of_b.id.bytes[0] ^= 1;
     to_a_ = one->channel(a_.fd(), ends.first, std::move(of_b));
@@ -114,6 +117,7 @@ class UcxTest : public ::testing::Test {
     if (!peer.send(wire::Type::frame, 1, std::as_bytes(std::span(mine.id.bytes)), later())) return true;
     if (!peer.send(wire::Type::frame, 1, mine.address, later())) return true;
     Offer other;
+    other.version = mine.version;
     const auto id = peer.recv(1000, later());
     if (!id) return true;
     std::copy_n(reinterpret_cast<const std::uint8_t*>(id->payload.data()), 16, other.id.bytes.data());
@@ -133,6 +137,7 @@ class UcxTest : public ::testing::Test {
   }
 
   std::string library_;
+  std::vector<std::weak_ptr<Link>> links_;
   std::unique_ptr<Channel> to_a_;
   std::unique_ptr<Channel> to_b_;
   MessageSocket a_;
@@ -256,6 +261,57 @@ TEST_F(UcxTest, APeerThatIsKilledAtAnyMomentEndsTheChannelAlone) {
       ASSERT_EQ(::waitpid(victim, &status, 0), victim);
     }
   }
+}
+
+/// Each hears the other's end, and neither waits for an answer that the other's close has thrown away.
+TEST_F(UcxTest, ChannelsWhoseEndsLeaveTogetherWaitForNothing) {
+  for (const char* tls : {"tcp", "posix"}) {
+    const test::Environment environment{{"UCX_TLS", tls}};
+    const test::LogLines lines;
+    {
+      const auto one = open();
+      const auto other = open();
+      for (int i = 0; i < 24; ++i) {
+        connect(one, other);
+        const auto [of_a, of_b] = shake();
+        ASSERT_TRUE(of_a) << of_a.error().to_string();
+        ASSERT_TRUE(of_b) << of_b.error().to_string();
+        ASSERT_TRUE(a_.send(wire::Type::frame, 1, std::vector<std::byte>(1000), later()));
+        ASSERT_TRUE(b_.recv(2000, later()));
+        std::thread beside([&] { b_.close(); });
+        a_.close();
+        beside.join();
+      }
+      const Deadline end = later();
+      const auto is_gone = [](const std::weak_ptr<Link>& link) { return link.expired(); };
+      while (!std::all_of(links_.begin(), links_.end(), is_gone) && !end.passed()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      EXPECT_FALSE(end.passed());
+    }
+    EXPECT_FALSE(lines.has("ucx_end_unheard")) << tls << "\n" << lines.text();
+    EXPECT_FALSE(lines.has("ucx_worker_abandoned")) << tls << "\n" << lines.text();
+  }
+}
+
+TEST_F(UcxTest, WhoFloodsTheSocketIsLeft) {
+  connect(open(), open());
+  const std::array<std::uint32_t, 4> there{0x58554344, 2, 0, 0};
+  std::vector<std::uint32_t> much;
+  for (int i = 0; i < 5000; ++i) much.insert(much.end(), there.begin(), there.end());
+  ASSERT_EQ(::send(b_.fd(), much.data(), much.size() * 4, MSG_DONTWAIT), static_cast<ssize_t>(much.size() * 4));
+  const Status of_a = a_.secure(std::move(to_a_), later());
+  ASSERT_FALSE(of_a);
+  EXPECT_EQ(of_a.error().code(), Errc::protocol);
+  EXPECT_THAT(of_a.error().message(), HasSubstr("floods"));
+}
+
+TEST_F(UcxTest, OnlyLibrariesOfOneVersionMeet) {
+  const auto ucx = open();
+  Offer offer = (*ucx->offer())->offer();
+  EXPECT_TRUE(ucx->accepts(offer));
+  offer.version += 1;
+  EXPECT_EQ(ucx->accepts(offer).error().code(), Errc::unsupported);
 }
 
 TEST_F(UcxTest, AForkedChildIsToldThatItHasNone) {

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,3 +236,17 @@ def test_without_the_library_both_ends_name_it(
 def test_listening_takes_no_scheme(segment_name: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="without a scheme"):
         deltasync.AgentProcess(segment_name, listen="ucx://127.0.0.1:0")
+
+
+def test_a_hang_up_ends_who_has_opened_ucx(transport: str, manager: deltasync.WeightManager, tmp_path: Path) -> None:
+    """libucs would take the signal for its debugging."""
+    code = """if True:
+        import os, signal, sys, deltasync
+        with deltasync.Receiver(sys.argv[1]) as receiver:
+            os.kill(os.getpid(), signal.SIGHUP)
+        """
+    manager.offload(version=1)
+    endpoint = "ucx://" + manager.endpoint
+    done = subprocess.run([sys.executable, "-c", code, endpoint], stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == -signal.SIGHUP
+    assert done.stdout == b""

@@ -27,6 +27,8 @@ struct Word {
 };
 static_assert(sizeof(Word) == 16);
 
+constexpr unsigned kWordsMax = 4096;  ///< at once; one goes out with each try to send to a peer that has closed
+
 class UcxChannel final : public Channel {
  public:
   UcxChannel(std::shared_ptr<Ucx> ucx, int fd, std::shared_ptr<Link> link)
@@ -131,7 +133,7 @@ class UcxChannel final : public Channel {
   /// The peer's words.
   Status hear() {
     if (failed_) return *failed_;
-    for (;;) {
+    for (unsigned words = 0; words < kWordsMax;) {
       const ssize_t n = ::recv(fd_, heard_.data() + heard_bytes_, heard_.size() - heard_bytes_, MSG_DONTWAIT);
       if (n == 0) {
         closed_ = true;
@@ -155,7 +157,10 @@ class UcxChannel final : public Channel {
         return *failed_;
       }
       if (end) ends_at_ = word.bytes;
+      ++words;
     }
+    failed_ = Error(Errc::protocol, "the peer floods the socket of a UCX channel");
+    return *failed_;
   }
 
   /// Best effort: a few bytes that nobody is to wait for.

@@ -25,12 +25,13 @@ constexpr int kLogStop = 0;
 int to_our_log(const char* /*file*/, unsigned /*line*/, const char* /*function*/, int level, const void* /*component*/,
                const char* format, va_list arguments) {
   static log::LineLimit lines{};
-  if (level > kWarn) return kLogStop;
   std::array<char, 1024> text{};
   static_cast<void>(std::vsnprintf(text.data(), text.size(), format, arguments));
   const std::string said = printable(text.data());
   if (level == kFatal) {
     log::critical("ucx said=\"{}\"", said);
+  } else if (level > kWarn) {  // UCX_LOG_LEVEL asks for it
+    log::info("ucx said=\"{}\"", said);
   } else {
     log::warn(lines, "ucx level={} said=\"{}\"", level == kError ? "error" : "warn", said);
   }
@@ -41,9 +42,18 @@ using LogHandler = int (*)(const char*, unsigned, const char*, int, const void*,
 
 }  // namespace
 
+KeptSignals::KeptSignals() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], nullptr, &before_[i]);
+}
+
+KeptSignals::~KeptSignals() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+}
+
 Result<Library> Library::open(const std::string& name) {
   Library lib;
   lib.name = name;
+  const KeptSignals kept;
   void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char* const why = ::dlerror();
@@ -60,6 +70,7 @@ Result<Library> Library::open(const std::string& name) {
   unsigned minor = 0;
   unsigned release = 0;
   lib.get_version(&major, &minor, &release);
+  lib.version_number = major << 16 | minor;
   lib.version = std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
   if (major != OldestVersion::kMajor || minor < OldestVersion::kMinor) {
     return Error(Errc::unsupported, "UCX: " + name + " is version " + lib.version + ", and " +

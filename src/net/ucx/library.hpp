@@ -4,6 +4,8 @@
 
 #include <sys/socket.h>
 
+#include <array>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -151,6 +153,20 @@ inline UcsStatus status_of(const void* returned) {
   return is_error(returned) ? static_cast<UcsStatus>(reinterpret_cast<std::intptr_t>(returned)) : kUnderWay;
 }
 
+/// libucs takes over signals for its own debugging, so that a hang-up no longer ends its user's process: what each of
+/// them did before is put back.
+class KeptSignals {
+ public:
+  KeptSignals();
+  ~KeptSignals();
+  KeptSignals(const KeptSignals&) = delete;
+  KeptSignals& operator=(const KeptSignals&) = delete;
+
+ private:
+  static constexpr std::array kSignals{SIGHUP, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
 /// The functions that are used, as libucp and libucs have them.
 struct Library {
   void (*get_version)(unsigned* major, unsigned* minor, unsigned* release) = nullptr;
@@ -180,8 +196,9 @@ struct Library {
   void (*request_free)(void* request) = nullptr;
   const char* (*status_string)(UcsStatus status) = nullptr;
 
-  std::string name;     ///< that it was opened by
-  std::string version;  ///< "1.22.0"
+  std::string name;                  ///< that it was opened by
+  std::string version;               ///< "1.22.0"
+  std::uint32_t version_number = 0;  ///< major << 16 | minor
 
   /// `unsupported`, naming the library and what to do, if it is missing, lacks a function or is too old. Stays open for
   /// as long as the process runs. Its warnings and errors go to our log from then on.

@@ -44,6 +44,7 @@ Status Link::open(Context* context) {
   std::size_t bytes = 0;
   DS_TRY(good(lib_.worker_get_address(worker_, &address, &bytes), "ucp_worker_get_address"));
   const auto* const first = reinterpret_cast<const std::byte*>(address);
+  offer_.version = lib_.version_number;
   offer_.address.assign(first, first + bytes);
   lib_.worker_release_address(worker_, address);
   out_.resize(kWindowBytes);

@@ -28,7 +28,8 @@ class Progress;
 
 /// What the other side of a channel must know, told over the channel's socket.
 struct Offer {
-  Digest128 id;  ///< random: who does not know it puts no bytes into the channel
+  Digest128 id;               ///< random: who does not know it puts no bytes into the channel
+  std::uint32_t version = 0;  ///< of its libucp: major << 16 | minor
   std::vector<std::byte> address;
 };
 
@@ -130,6 +131,7 @@ class Link {
   bool post();
   bool fetch();
   void check_transports();
+  bool is_all_heard(std::uint64_t put);
   bool may_go();
   void close_endpoint();
   bool send(Kind kind, std::uint64_t number, const std::byte* data, std::size_t bytes);
@@ -170,7 +172,8 @@ class Link {
   unsigned requests_ = 0;                        ///< under way
   void* close_ = nullptr;
   bool said_leave_ = false;
-  bool may_leave_ = false;                    ///< the other side has all
+  bool heard_leave_ = false;
+  bool may_leave_ = false;                    ///< the other side has all, or nobody reads there
   std::optional<std::uint64_t> leaves_with_;  ///< how many bytes it sends in all, from the other side; until answered
   bool abandoned_ = false;
   std::optional<Clock::time_point> leaves_at_;

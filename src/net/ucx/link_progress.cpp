@@ -15,6 +15,7 @@ constexpr unsigned kRequestsMax = 16;                ///< under way at once
 constexpr auto kLinger = std::chrono::seconds(10);   ///< to send what was put, once the channel is gone
 constexpr auto kAbandon = std::chrono::seconds(15);  ///< libucp ends its requests in far less
 constexpr std::size_t kTransportsMax = 32;
+constexpr std::size_t kPiecesMax = 16384;  ///< that came out of order: far more than kRequestsMax leave room for
 
 }  // namespace
 
@@ -66,7 +67,7 @@ bool Link::post() {
     taken = taken_;
     ready = ready_;
   }
-  if (leaves_with_ && ready >= *leaves_with_) {
+  if (leaves_with_ && (said_leave_ || ready >= *leaves_with_)) {
     leaves_with_.reset();
     any |= send(Kind::left, 0, nullptr, 0);
   }
@@ -137,10 +138,14 @@ UcsStatus Link::heard(const Head& head, void* data, std::size_t bytes, bool rend
       if (head.number < taken_there_ || head.number > sent_) break;
       taken_there_ = head.number;
       return kOk;
-    case Kind::leave: leaves_with_ = head.number; return kOk;
+    case Kind::leave:
+      if (std::exchange(heard_leave_, true)) break;
+      leaves_with_ = head.number;
+      may_leave_ = true;
+      return kOk;
     case Kind::left: may_leave_ = true; return kOk;
     case Kind::data: {
-      if (!expects(head.number, bytes)) break;
+      if (pieces_.size() >= kPiecesMax || !expects(head.number, bytes)) break;
       pieces_.emplace(head.number, Piece{head.number + bytes, false});
       if (rendezvous) {
         described_.push_back({data, head.number, bytes});
@@ -240,6 +245,13 @@ void Link::check_transports() {
   wake_locked();
 }
 
+/// A close may throw away what the other side's libucp has not read yet.
+bool Link::is_all_heard(std::uint64_t put) {
+  if (sent_ < put && !may_leave_) return false;
+  if (!std::exchange(said_leave_, true)) send(Kind::leave, put, nullptr, 0);
+  return may_leave_ && !leaves_with_ && requests_ == 0;
+}
+
 /// Ends what is to end, step by step. True once nothing of UCX's is under way for a channel that is gone.
 bool Link::may_go() {
   bool leaving = false;
@@ -254,11 +266,9 @@ bool Link::may_go() {
   if (!leaving && !failed_) return false;
   const auto now = Clock::now();
   if (leaving && !leaves_at_) leaves_at_ = now;
-  if (ep_ != nullptr && leaving && lingers && !failed_ && now < *leaves_at_ + kLinger) {
-    if (sent_ < put) return false;
-    // A close may throw away what the other side's libucp has not read yet.
-    if (!std::exchange(said_leave_, true)) send(Kind::leave, put, nullptr, 0);
-    if (!may_leave_ && !failed_) return false;
+  if (ep_ != nullptr && leaving && lingers && !failed_ && !is_all_heard(put)) {
+    if (now < *leaves_at_ + kLinger) return false;
+    log::warn("ucx_end_unheard sent={} of={}", sent_, put);
   }
   close_endpoint();
   if (!leaving) return false;

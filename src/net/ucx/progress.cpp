@@ -46,10 +46,14 @@ Progress::~Progress() {
   halt();
 }
 
-void Progress::halt() {
-  if (!thread_.joinable()) return;
+void Progress::ask_halt() {
   halting_ = true;
   ::eventfd_write(wake_.get(), 1);
+}
+
+void Progress::halt() {
+  if (!thread_.joinable()) return;
+  ask_halt();
   thread_.join();
 }
 

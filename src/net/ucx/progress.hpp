@@ -25,6 +25,7 @@ class Progress {
 
   /// Any thread: the link has something to do. The first time the thread takes a share of it, until it has left.
   void poke(const std::shared_ptr<Link>& link);
+  void ask_halt();
   /// Ends the thread; links fail. Those that have left get a moment to send what they have. May be called again.
   void halt();
 

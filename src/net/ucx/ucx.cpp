@@ -15,12 +15,13 @@ namespace {
 
 constexpr std::size_t kThreadsMax = 4;
 
-/// What the process's channels share; closed when the process ends, before libucp's own end.
+/// What the process's channels share, kept for all that come: libucp gives a context's memory back to nobody. Closed
+/// when the process ends, before libucp's own end.
 class Shared {
  public:
   ~Shared() {
-    for (const auto& one : made_) {
-      if (const auto ucx = one.lock()) ucx->halt();
+    for (const auto& ucx : made_) {
+      if (ucx) ucx->halt();
     }
   }
 
@@ -31,18 +32,17 @@ class Shared {
                    "UCX was opened before this process was forked off, which it does not survive: start the process by "
                    "itself (multiprocessing's spawn), or use TCP");
     }
-    std::weak_ptr<Ucx>& mine = made_[loopback ? 1 : 0];
-    if (auto there = mine.lock()) return there;
+    std::shared_ptr<Ucx>& mine = made_[loopback ? 1 : 0];
+    if (mine) return mine;
     DS_ASSIGN(Options options, Options::from_environment(loopback));
-    DS_ASSIGN(std::shared_ptr<Ucx> made, Ucx::open(std::move(options)));
-    mine = made;
-    return made;
+    DS_ASSIGN(mine, Ucx::open(std::move(options)));
+    return mine;
   }
 
  private:
   const ForkGuard guard_{};
   std::mutex mutex_;
-  std::array<std::weak_ptr<Ucx>, 2> made_;
+  std::array<std::shared_ptr<Ucx>, 2> made_;
 };
 
 std::string value_of(const char* name) {
@@ -74,6 +74,7 @@ Result<std::shared_ptr<Ucx>> Ucx::open(Options options) {
 }
 
 Status Ucx::start() {
+  const KeptSignals kept;
   Config* config = nullptr;
   if (const UcsStatus status = lib_.config_read(nullptr, nullptr, &config); status != kOk) {
     return Error(Errc::invalid_argument, "UCX's configuration (UCX_ variables): " + lib_.words(status));
@@ -107,6 +108,7 @@ Status Ucx::start() {
 
 void Ucx::halt() {
   if (!guard_.same_process()) return;
+  for (const auto& thread : threads_) thread->ask_halt();  // they end side by side
   for (const auto& thread : threads_) thread->halt();
 }
 
@@ -123,6 +125,18 @@ Ucx::~Ucx() {
 void Ucx::note(const std::string& transports) {
   const std::lock_guard lock(mutex_);
   if (noted_.insert(transports).second) log::info("ucx_channel transports={}", transports);
+}
+
+/// libucp ends the process on an address of a form that it does not know.
+Status Ucx::accepts(const Offer& peer) const {
+  if (peer.version == lib_.version_number) return {};
+  const auto text = [](std::uint32_t version) {
+    return std::to_string(version >> 16) + "." + std::to_string(version & 0xFFFF);
+  };
+  return Error(Errc::unsupported, "UCX: libucp is " + text(lib_.version_number) + " at this end and " +
+                                      text(peer.version) +
+                                      " at the other: both need the same version (DELTASYNC_UCX_LIBRARY), or pull over "
+                                      "TCP, without ucx://");
 }
 
 Result<std::shared_ptr<Link>> Ucx::offer() {

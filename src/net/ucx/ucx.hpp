@@ -34,7 +34,8 @@ struct Options {
 class Ucx : public std::enable_shared_from_this<Ucx> {
  public:
   static Result<std::shared_ptr<Ucx>> open(Options options);
-  /// What channels of this process that are reached alike share, by the environment as it was for the first.
+  /// What channels of this process that are reached alike share until it ends, by the environment as it was for the
+  /// first.
   /// `unsupported` in a child that was forked off while its parent had one.
   static Result<std::shared_ptr<Ucx>> share(bool loopback);
   ~Ucx();
@@ -43,6 +44,8 @@ class Ucx : public std::enable_shared_from_this<Ucx> {
 
   /// One end of a channel to be. Takes some milliseconds.
   Result<std::shared_ptr<Link>> offer();
+  /// `unsupported` unless the other side's libucp is of this version: ask before channel().
+  Status accepts(const Offer& peer) const;
   /// Borrows the socket, over which both sides have said all they had to. Its handshake is done once bytes cross, by a
   /// transport that may carry them.
   std::unique_ptr<Channel> channel(int fd, std::shared_ptr<Link> link, Offer peer);
