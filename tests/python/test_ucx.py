@@ -238,14 +238,14 @@ def test_listening_takes_no_scheme(segment_name: str) -> None:
         deltasync.AgentProcess(segment_name, listen="ucx://127.0.0.1:0")
 
 
-def test_a_hang_up_ends_who_has_opened_ucx(transport: str, manager: deltasync.WeightManager, tmp_path: Path) -> None:
+def test_a_hang_up_ends_who_has_opened_ucx(transport: str, manager: deltasync.WeightManager, weights: Weights) -> None:
     """libucs would take the signal for its debugging."""
     code = """if True:
         import os, signal, sys, deltasync
         with deltasync.Receiver(sys.argv[1]) as receiver:
             os.kill(os.getpid(), signal.SIGHUP)
         """
-    manager.offload(version=1)
+    manager.offload(weights)
     endpoint = "ucx://" + manager.endpoint
     done = subprocess.run([sys.executable, "-c", code, endpoint], stdout=subprocess.PIPE, timeout=60)
     assert done.returncode == -signal.SIGHUP
