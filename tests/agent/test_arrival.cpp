@@ -226,9 +226,11 @@ TEST_F(Arriving, ThatSaysSomethingWrongIsServedOnceItIsWhole) {
 /// There a delta may do for those who have what is served.
 TEST_F(Arriving, IsNotOfferedWhereAVersionIsServed) {
   next_version();
+  const ServedPtr before = served();
   begin(2);
   std::this_thread::sleep_for(200ms);
   EXPECT_EQ(now().arriving, nullptr);
+  EXPECT_EQ(served(), before) << "nothing has changed";
   auto c = client();
   const auto reply = c.plan(ask());
   ASSERT_TRUE(reply);

@@ -19,19 +19,25 @@ constexpr std::uint64_t kTold = 1u << 20;  ///< more than what an agent says bes
 class Hop {
  public:
   explicit Hop(const std::string& from) {
-    AgentOptions options;
-    options.core.name = "hop";
-    options.core.shm_dir = dir_.path();
-    options.core.ring_bytes_max = 64u << 20;
-    options.trainer.socket_path = (dir_.path() / "agent.sock").string();
-    auto agent = Agent::start(options);
-    EXPECT_TRUE(agent) << agent.error().to_string();
-    agent_ = std::move(*agent);
+    start_agent();
     start_relay(from);
   }
   ~Hop() {
     end_relay();
     agent_.reset();
+  }
+  /// Again: what it finds is the segment, and the relay that writes to it.
+  void start_agent() {
+    agent_.reset();
+    AgentOptions options;
+    options.core.name = "hop";
+    options.core.shm_dir = dir_.path();
+    options.core.ring_bytes_max = 64u << 20;
+    options.pull.listen.port = port_.number();
+    options.trainer.socket_path = (dir_.path() / "agent.sock").string();
+    auto agent = Agent::start(options);
+    ASSERT_TRUE(agent) << agent.error().to_string();
+    agent_ = std::move(*agent);
   }
   void start_relay(const std::string& from) {
     ReceiverOptions options;
@@ -63,7 +69,7 @@ class Hop {
     relay_.reset();
   }
 
-  std::string endpoint() const { return "127.0.0.1:" + std::to_string(agent_->port()); }
+  std::string endpoint() const { return port_.endpoint(); }
   SnapshotPtr now() const { return agent_->core().versions().snapshot(); }
   bool serves() const { return now()->served != nullptr; }
   /// Of tiles, to receivers.
@@ -74,6 +80,7 @@ class Hop {
 
  private:
   test::TempDir dir_;
+  const test::HeldPort port_;
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Receiver> relay_;
   std::stop_source stop_;
@@ -174,6 +181,18 @@ TEST_F(RelayArrival, TheRelayDiesInTheMiddle) {
   child_has_newest();
   EXPECT_GT(report_.replans, 0u);
   EXPECT_LT(hop.sent(), 2 * model_.half.size()) << "what it had stays";
+}
+
+TEST_F(RelayArrival, TheNodesAgentDiesInTheMiddle) {
+  Hop hop(link_->endpoint());
+  start_child(hop.endpoint());
+  ASSERT_TRUE(becomes([&] { return hop.sent() > kTold; }));
+  hop.start_agent();
+  EXPECT_TRUE(becomes([&] { return hop.now()->arriving != nullptr; })) << "the relay goes on with its fill";
+  link_->grant(kAllBytes);
+  child_has_newest();
+  EXPECT_TRUE(becomes([&] { return hop.serves(); }));
+  EXPECT_EQ(hop.now()->served->root, served()->root);
 }
 
 TEST_F(RelayArrival, TheAgentAboveDiesInTheMiddle) {
