@@ -15,6 +15,8 @@ from .rollout import Receiver
 
 #: Who has voted waits so much longer for the others than they have for their work.
 _MARGIN_S = 5.0
+#: But so long at most while the engine stands still for a commit.
+_PATIENCE_S = 30.0
 REMEDY = "see to the rank that it names (one that is away: start it again), then update"
 
 
@@ -36,7 +38,9 @@ class Rank:
         #: Of this process. The last one that says which rank it is, is that rank.
         self.id = f"{secrets.token_hex(8)} of {group.ranks}"
         self.keys = RankStore(group)
-        self.votes = Group(self.keys, group.rank, group.ranks)
+        #: Of what goes on: who takes part.
+        self.partners: list[str] = []
+        self.votes = Group(self.keys, group.rank, group.ranks, self._in_vain)
 
     def claim(self) -> None:
         """From now on this process is the rank; the one before has no part any more."""
@@ -50,6 +54,13 @@ class Rank:
     def members(self) -> list[str]:
         """Who the ranks are; empty: nobody yet."""
         return [self.keys.found(f"rank/{rank}") for rank in range(self.group.ranks)]
+
+    def _in_vain(self) -> bool:
+        """A process that is not the rank any more does not vote, and who is it now has no part in this."""
+        try:
+            return self.members() != self.partners
+        except Error:  # who votes says so
+            return False
 
     # Of a committed receiver (engines/group.py).
 
@@ -96,6 +107,7 @@ class Rank:
             subject=staged,
             end=end,
             margin=_MARGIN_S,
+            patience=_PATIENCE_S,
             at=at,
             doubt=self.doubt,
         )

@@ -138,6 +138,7 @@ class LeaderWeights:
         """The round's name, and who takes part."""
         members = self._wait_for_members(end)
         self._compare(self._agreed, members)
+        self._rank.partners = members
         self._number += 1
         at = f"{self._id}-{self._number}"
         command = {"at": at, "call": call, "to": members, "timeout": left(end), **arguments}
@@ -265,6 +266,7 @@ class RankFollower:
             raise Aborted(rank.doubt, "one RankFollower for each name and rank")
         if len(members) != rank.group.ranks or members[rank.group.rank] != rank.id:
             return rank.refuse(command, f"{rank.name} was started meanwhile")
+        rank.partners = members
         at, call, end = str(command["at"]), command["call"], time.monotonic() + float(command["timeout"])
         if call == "stage":
             rank.stage(at, command["version"], bool(command["verify"]), end)

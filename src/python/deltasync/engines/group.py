@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ REMEDY = "do not resume before an update has succeeded: it loads all weights aga
 #: store's connection, which others of the process use too, and logs a warning each time.)
 _LOOK_MIN_S = 0.0005
 _LOOK_MAX_S = 0.02
+#: And so often whether they are still there.
+_IN_VAIN_LOOK_S = 0.5
 
 
 class Outcome(enum.Enum):
@@ -120,10 +123,12 @@ class Ending:
 
 
 class Group:
-    """One rank's. ``store``: of torch.distributed, or None where it is the only one. Not thread-safe."""
+    """One rank's. ``store``: of torch.distributed, or None where it is the only one. ``in_vain``: whether who is waited
+    for will not come; then it is as if the deadline had passed. Not thread-safe."""
 
-    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+    def __init__(self, store: Any, rank: int, ranks: int, in_vain: Callable[[], bool] = lambda: False) -> None:
         self._store, self.rank, self.ranks = store, rank, ranks
+        self._in_vain = in_vain
         self._machine = GroupCommit(rank, ranks)
 
     def vote(
@@ -141,7 +146,7 @@ class Group:
         `doubt`: what the others are to know of this rank's weights. `lacks`: what another rank has to have. Yes
         and no are the same on every rank; waits `timeout` seconds at most for the others."""
         self._machine.vote(_vote(reason, subject, doubt, lacks), at)
-        return _verdict(self._run(time.monotonic() + timeout, 0.0, lacks))
+        return _verdict(self._run(time.monotonic() + timeout, 0.0, math.inf, lacks))
 
     def update(
         self,
@@ -151,21 +156,24 @@ class Group:
         subject: str = "",
         end: float,
         margin: float,
+        patience: float = math.inf,
         at: str = "",
         doubt: str = "",
         lacks: Lacks = NOTHING,
     ) -> Ending:
         """A vote about what is staged, as :meth:`vote`; then `work` is done, kept by all or rolled back by all. Each
-        vote waits for the others until `margin` seconds after `end`, or after it has begun where that is later."""
+        vote waits for the others until `margin` seconds after `end`, or after it has begun where that is later; but
+        not for more than `patience` seconds."""
         self._machine.update(_vote(reason, subject, doubt, lacks), at)
-        report = self._run(end, margin, lacks, work)
+        report = self._run(end, margin, patience, lacks, work)
         unwritten = _verdict(report) if report.ending == "unwritten" else None
         return Ending(report.ending == "kept", unwritten, report.ending == "as_before", report.text)
 
-    def _run(self, end: float, margin: float, lacks: Lacks, work: Work | None = None) -> GroupReport:
+    def _run(self, end: float, margin: float, patience: float, lacks: Lacks, work: Work | None = None) -> GroupReport:
         try:
             while True:
-                self._vote(max(time.monotonic(), end) + margin, lacks)
+                now = time.monotonic()
+                self._vote(min(max(now, end) + margin, now + patience), lacks)
                 if self._machine.action.kind == "done":
                     return self._machine.report
                 assert work is not None
@@ -179,12 +187,15 @@ class Group:
     def _vote(self, end: float, lacks: Lacks) -> None:
         """Until this round is decided."""
         machine = self._machine
-        pause = _LOOK_MIN_S
+        pause, look = _LOOK_MIN_S, time.monotonic() + _IN_VAIN_LOOK_S
         while True:
             action = machine.action
             if action.kind in ("read", "write"):
                 self._ask(action.kind, action.registers, action.value)
             elif action.kind == "wait":
+                if time.monotonic() >= look:
+                    end = time.monotonic() if self._in_vain() else end
+                    look = time.monotonic() + _IN_VAIN_LOOK_S
                 left = end - time.monotonic()
                 if left > 0:
                     time.sleep(min(pause, left))
