@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import deltasync
@@ -125,3 +128,100 @@ def test_a_new_rank_0_need_not_wait_for_what_the_old_one_began(patient: Fleet, m
             assert module.weight[0, 0].item() == 2.0 and patient.values[1:] == [2.0] * (RANKS - 1)
     dead.over.set()
     asked.join()
+
+
+def test_an_old_rank_0_is_not_obeyed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still between its look at who the ranks are and its word to them."""
+    update(fleet.client)
+    leader = fleet.control._weights
+    looked, goes_on = threading.Event(), threading.Event()
+    real = leader._wait_for_members
+
+    def slow(end: float) -> list[str]:
+        found = real(end)
+        looked.set()
+        goes_on.wait()
+        return found
+
+    monkeypatch.setattr(leader, "_wait_for_members", slow)
+    asked = threading.Thread(target=lambda: fleet.client.send("POST", "/sleep?level=1"))
+    asked.start()
+    assert looked.wait(60)
+    fleet.train(2.0)
+    module = model(0.0)
+    with deltasync.Receiver(fleet.trainer.endpoint, module=module, shadow=True) as receiver:
+        with deltasync.RolloutControl(Engine(module), receiver, ranks=fleet.group(0)) as control:
+            Client(control.endpoint).post("/pull_weights", {})
+            goes_on.set()
+            asked.join()
+            assert control.admit().version.number == 2
+            assert fleet.numbers[1:] == [2] * (RANKS - 1) and fleet.values[1:] == [2.0] * (RANKS - 1)
+
+
+def test_a_sleep_that_failed_on_one_rank_names_what_helps(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.receivers[2], "release", fails_with(errors.DeadlinePassed("the device is busy")))
+        failed = str(fleet.client.send("POST", "/sleep?level=1")[1])
+    assert "the device is busy" in failed and "wake the weights" in failed
+    assert not serves(fleet)
+    fleet.client.post("/wake_up")
+    assert serves(fleet) and fleet.engine.admits and fleet.values == [1.0] * RANKS
+
+
+def test_a_sleep_of_which_nobody_was_told_changes_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    update(fleet.client)
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.control._weights._rank, "members", fails_with(errors.IoError("the store is slow")))
+        assert "the store is slow" in str(fleet.client.send("POST", "/sleep?level=1")[1])
+    assert serves(fleet) and fleet.engine.admits
+
+
+def test_a_command_that_nobody_understands_is_not_read_in_a_loop(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = fleet.followers[1]
+    waits: list[float] = []
+    wait = follower._stop.wait
+
+    def noted(timeout: float) -> bool:
+        waits.append(timeout)
+        return wait(timeout)
+
+    monkeypatch.setattr(follower._stop, "wait", noted)
+    for garbage in ("no JSON", "[1]", "{}"):
+        waits.clear()
+        fleet.store.set(f"{fleet.name}/command", garbage)
+        assert eventually(lambda: 1.0 in waits), garbage
+    update(fleet.client)
+    assert fleet.values == [1.0] * RANKS
+
+
+def test_weights_of_a_service_that_ends_are_not_filled(fleet: Fleet) -> None:
+    update(fleet.client)
+    weights = fleet.followers[1]._rank.weights
+    weights.release(60)
+    weights.cancel()
+    with pytest.raises(errors.Cancelled):
+        weights.fill(60)
+
+
+EXIT = """
+import atexit, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate() if "deltasync-" in thread.name]))
+import sys, deltasync, torch
+import torch.distributed as dist
+receiver = deltasync.Receiver(sys.argv[1], module=torch.nn.Linear(256, 128))
+store = dist.HashStore()
+follower = deltasync.RankFollower(receiver, deltasync.RankGroup(store, 1, 2, name="engine"))
+print([thread.name for thread in threading.enumerate() if "deltasync-" in thread.name])
+"""
+
+
+def test_no_thread_of_a_follower_outlives_its_program(fleet: Fleet, tmp_path: Path) -> None:
+    """One that came back from native code then would abort it."""
+    script = tmp_path / "follower.py"
+    script.write_text(EXIT)
+    command = [sys.executable, str(script), fleet.trainer.endpoint]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    during, after = ended.stdout.splitlines()
+    assert "deltasync-rank-1" in during and "deltasync-store-1" in during
+    assert "deltasync-rank" not in after and "deltasync-store" not in after

@@ -6,6 +6,7 @@ import time
 
 from ._deadlines import left
 from ._native import Version
+from .errors import Cancelled
 from .rollout import Receiver
 
 
@@ -79,5 +80,7 @@ class ReceiverWeights:
         self.receiver.cancel()
 
     def fill(self, timeout: float) -> None:
+        if self._ends:
+            raise Cancelled("the service ends")
         self.receiver.restore(timeout=timeout)
         self.wrong = False

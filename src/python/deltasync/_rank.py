@@ -17,7 +17,9 @@ from .rollout import Receiver
 _MARGIN_S = 5.0
 #: But so long at most while the engine stands still for a commit.
 _PATIENCE_S = 30.0
-REMEDY = "see to the rank that it names (one that is away: start it again), then update"
+_SEE = "see to the rank that it names (one that is away: start it again), then "
+REMEDY = f"{_SEE}update"
+_REMEDY_ASLEEP = f"{_SEE}wake the weights; where that fails, update"
 
 
 class Rank:
@@ -129,7 +131,7 @@ class Rank:
             self.weights.release(left(end))
             return "sleep"
 
-        self._all(at, work, end, doubtful=True)
+        self._all(at, work, end, asleep=True)
 
     def fill(self, at: str, end: float) -> None:
         def work() -> str:
@@ -137,7 +139,7 @@ class Rank:
             version = self.weights.current()
             return f"version {version.number} of epoch {version.epoch:x}" if version else "no version"
 
-        self._all(at, work, end, doubtful=True)
+        self._all(at, work, end, asleep=True)
         self.doubt = ""
 
     def refuse(self, command: dict[str, Any], reason: str) -> None:
@@ -145,8 +147,8 @@ class Rank:
         at = str(command["at"])
         self.votes.vote(reason, timeout=0.0, at=f"{at}/staged" if command["call"] == "commit" else at)
 
-    def _all(self, at: str, work: Callable[[], str], end: float, *, doubtful: bool = False) -> None:
-        """`work` says what about it was. `doubtful`: where not all have done it, the ranks differ."""
+    def _all(self, at: str, work: Callable[[], str], end: float, *, asleep: bool = False) -> None:
+        """`work` says what about it was. `asleep`: where not all have done it, the weights of some are."""
         failed: Exception | None = None
         subject = ""
         try:
@@ -157,11 +159,11 @@ class Rank:
         verdict = self.votes.vote(reason, subject=subject, timeout=left(end) + _MARGIN_S, at=at, doubt=self.doubt)
         if verdict.yes:
             return
-        if doubtful:
+        if asleep:
             self.doubt = verdict.reason
         if isinstance(failed, Error):
             raise failed
-        raise Aborted(verdict.reason, REMEDY)
+        raise Aborted(verdict.reason, _REMEDY_ASLEEP if asleep else REMEDY)
 
 
 def words_of(error: Exception) -> str:

@@ -63,6 +63,8 @@ class RankStore:
     def close(self) -> None:
         self.closed = True
         self._calls.put(lambda: None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(ANSWER_S)
 
     def _call(self, ask: Callable[[], Any]) -> Any:
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()

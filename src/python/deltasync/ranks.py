@@ -17,6 +17,7 @@ import logging
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from ._deadlines import left
 from ._native import Version
 from ._rank import REMEDY, Rank, words_of
 from ._rank_store import ANSWER_S, RankGroup
-from .errors import Aborted, DeadlinePassed, Error, InvalidArgument, IoError, Unsupported
+from .errors import Aborted, DeadlinePassed, Error, InvalidArgument, Unsupported
 from .rollout import Receiver
 
 __all__ = ["RankFollower", "RankGroup"]
@@ -83,7 +84,12 @@ class LeaderWeights:
         end = time.monotonic() + timeout
         try:
             if version:
-                self._rank.stage(self._tell("stage", end, version=version, verify=verify)[0], version, verify, end)
+                self._rank.stage(
+                    self._tell("stage", self._come_together(end), end, version=version, verify=verify),
+                    version,
+                    verify,
+                    end,
+                )
             else:
                 self._stage_newest(verify, end)
         finally:
@@ -91,22 +97,23 @@ class LeaderWeights:
 
     def commit(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        at, members = self._tell("commit", end)
-        self._rank.commit(at, end)
+        members = self._come_together(end)
+        self._rank.commit(self._tell("commit", members, end), end)
         self._agree(members)
 
     def release(self, timeout: float) -> None:
         end = time.monotonic() + timeout
+        members = self._come_together(end)  # where that fails nothing was said
         try:
-            self._rank.release(self._tell("release", end)[0], end)
+            self._rank.release(self._tell("release", members, end), end)
         except Exception as error:  # some have
             self._rank.doubt = self._rank.doubt or words_of(error)
             raise
 
     def fill(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        at, members = self._tell("fill", end)
-        self._rank.fill(at, end)
+        members = self._come_together(end)
+        self._rank.fill(self._tell("fill", members, end), end)
         self._agree(members)
 
     def cancel(self) -> None:
@@ -123,7 +130,9 @@ class LeaderWeights:
         while True:
             number = str(self._rank.weights.stage("", "", verify, left(end)).number)
             try:
-                return self._rank.has_staged(self._tell("stage", end, version=number, verify=verify)[0], end)
+                return self._rank.has_staged(
+                    self._tell("stage", self._come_together(end), end, version=number, verify=verify), end
+                )
             except Aborted as error:
                 if "VersionGone" not in str(error) or left(end) == 0:
                     raise
@@ -134,16 +143,19 @@ class LeaderWeights:
             self._agreed = None if version is None else (version, members)
             self._rank.doubt = ""
 
-    def _tell(self, call: str, end: float, **arguments: Any) -> tuple[str, list[str]]:
-        """The round's name, and who takes part."""
+    def _come_together(self, end: float) -> list[str]:
         members = self._wait_for_members(end)
         self._compare(self._agreed, members)
+        return members
+
+    def _tell(self, call: str, members: list[str], end: float, **arguments: Any) -> str:
+        """The round's name."""
         self._rank.partners = members
         self._number += 1
         at = f"{self._id}-{self._number}"
         command = {"at": at, "call": call, "to": members, "timeout": left(end), **arguments}
         self._rank.keys.set(_COMMAND, json.dumps(command))
-        return at, members
+        return at
 
     def _wait_for_members(self, end: float) -> list[str]:
         ranks = self._rank.group.ranks
@@ -214,6 +226,8 @@ class RankFollower:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"deltasync-rank-{group.rank}", daemon=True)
         self._thread.start()
+        # Python must not end while the thread is in native code.
+        self._end = weakref.finalize(self, _close, self._rank, self._stop, self._thread)
 
     @property
     def version(self) -> Version | None:
@@ -227,11 +241,7 @@ class RankFollower:
 
     def close(self) -> None:
         """Ends what goes on: rank 0 hears a no, if the store answers. The receiver stays."""
-        self._stop.set()
-        self._rank.weights.cancel()
-        self._thread.join(ANSWER_S / 2)
-        self._rank.keys.close()
-        self._thread.join()
+        self._end()
 
     def __enter__(self) -> RankFollower:
         return self
@@ -242,30 +252,33 @@ class RankFollower:
     def _follow(self) -> None:
         done, expect, troubled = "", 0.0, False
         while not self._stop.is_set():
+            taken = False
             try:
                 command = json.loads(self._rank.keys.found(_COMMAND) or "null")
                 if command is None or command["at"] == done:
                     self._stop.wait(_SOON_S if time.monotonic() < expect else _LOOK_S)
                     continue
-                done, troubled = str(command["at"]), False
+                done, troubled, taken = str(command["at"]), False, True
                 expect = time.monotonic() + (_EXPECT_S if command["call"] == "stage" else 0.0)
                 self._take(command)
             except Exception as error:
-                if isinstance(error, IoError):
-                    self._stop.wait(1.0)
-                if not self._stop.is_set() and not (troubled and isinstance(error, IoError)):
+                if not self._stop.is_set() and not troubled:
                     _log.warning("%s of %s: %s", self._rank.name, self._rank.group.name, words_of(error))
-                troubled = isinstance(error, IoError)
+                if not taken:  # the store fails, or nobody understands what is there
+                    troubled = True
+                    self._stop.wait(1.0)
 
     def _take(self, command: dict[str, Any]) -> None:
         rank = self._rank
         members = list(command["to"])
-        if rank.members()[rank.group.rank] != rank.id:
+        if rank.keys.found(f"rank/{rank.group.rank}") != rank.id:
             rank.doubt = f"another process is {rank.name} of {rank.group.name} now"
             self._stop.set()
             raise Aborted(rank.doubt, "one RankFollower for each name and rank")
         if len(members) != rank.group.ranks or members[rank.group.rank] != rank.id:
             return rank.refuse(command, f"{rank.name} was started meanwhile")
+        if rank.keys.found("rank/0") != members[0]:
+            return rank.refuse(command, "another process is rank 0 now")
         rank.partners = members
         at, call, end = str(command["at"]), command["call"], time.monotonic() + float(command["timeout"])
         if call == "stage":
@@ -278,3 +291,12 @@ class RankFollower:
             rank.fill(at, end)
         else:
             rank.refuse(command, f"{rank.name} does not know {call!r}: its deltasync is of another version")
+
+
+def _close(rank: Rank, stop: threading.Event, thread: threading.Thread) -> None:
+    """Of a follower, also at the program's end."""
+    stop.set()
+    rank.weights.cancel()
+    thread.join(ANSWER_S / 2)
+    rank.keys.close()
+    thread.join()
