@@ -65,7 +65,6 @@ struct PullLimits {
   std::chrono::milliseconds merge_wait_max{10'000};  ///< that a plan waits for a merge, and half of its wait_ms at most
   std::chrono::milliseconds room{10'000};            ///< that a request or an answer waits for memory
   std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are
-  std::chrono::milliseconds arrive{8'000};           ///< for the next tile that a relay brings, then the plan is over
   std::chrono::milliseconds check{5'000};            ///< for damaged tiles to be published again
   std::chrono::milliseconds remember{600'000};       ///< a receiver that has left, for the status pages
   AdmissionLimits admission;

@@ -41,9 +41,7 @@ Result<std::optional<wire::PlanReply>> PlanService::plan(const wire::PlanRequest
         return Error(Errc::layout_mismatch, "the subscription is of layout " + to_string(layout) + ", the plan of " +
                                                 to_string(request.layout) + "; subscribe again");
       }
-      if (const ServedPtr& there = now->offered()) {
-        cut = subset->offer(now->offer, now->ring, *there->digests, there->former, request);
-      }
+      if (now->served) cut = subset->offer(now->offer, now->ring, *now->served->digests, now->served->former, request);
     }
     Attempt a{request, asker, subset, now.share(), cut ? *cut : now->offer, waiting_for, pending};
     Answer answer = attempt(a);
@@ -137,8 +135,7 @@ PlanService::Answer PlanService::open(Attempt& a, const Decision& decision, std:
   reply.target = decision.target;
   reply.target_root = decision.target_root;
   reply.full_bytes = a.offer.full_bytes;
-  const ServedPtr& there = a.now->offered();
-  reply.pack_threads = full && !there->arriving ? parts_.pack_threads : 0;
+  reply.pack_threads = full ? parts_.pack_threads : 0;
   std::size_t at = decision.first_step;
   for (const RingEntryPtr& entry : plan.steps) {
     // A merged delta ends where one of the ring's does, whose root it is.
@@ -147,7 +144,7 @@ PlanService::Answer PlanService::open(Attempt& a, const Decision& decision, std:
     reply.steps.push_back(
         {entry->delta->from, entry->delta->to, a.offer.ring[at].to_root, part.frames, part.frame_bytes, part.changed});
   }
-  DS_ASSIGN(reply.plan, plans_.open(std::move(plan), a.asker, full ? there : nullptr, replaced));
+  DS_ASSIGN(reply.plan, plans_.open(std::move(plan), a.asker, full ? a.now->served : nullptr, replaced));
   // SYNC POINT plan: the lease has begun. If its half is still what is served, the publisher will see it.
   if (parts_.options.before_plan_counts) parts_.options.before_plan_counts();
   if (!parts_.versions.is_current(*a.now)) {

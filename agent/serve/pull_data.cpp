@@ -65,14 +65,6 @@ Result<ByteRange> extent_bytes(const Layout& layout, const wire::TileRange& rang
                    last_tensor.offset + (last.rect.row + last.rect.rows) * last_tensor.row_bytes()};
 }
 
-/// Where the bytes end before the tile that begins a band, which may be the one after the last: `range.end`.
-std::uint64_t end_of_bands(const Layout& layout, const wire::TileRange& rest, const ByteRange& range) {
-  if (rest.first == rest.end) return range.end;
-  const Tile tile = tile_of(layout, rest.first);
-  const Tensor& tensor = layout.tensors()[tile.tensor];
-  return tensor.offset + tile.rect.row * tensor.row_bytes();
-}
-
 Status check_ranges(const Layout& layout, const std::vector<wire::TileRange>& ranges) {
   if (!ranges.empty() && ranges.back().end > layout.tile_count()) {
     return Error(Errc::out_of_range, describe(ranges.back()) + " of " + std::to_string(layout.tile_count()));
@@ -229,20 +221,15 @@ asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, Op
   DS_CO_ASSIGN(const ByteRange range, extent_bytes(*plan->layout, tiles));
   const Waker waker;
   DS_CO_ASSIGN(const auto permit, core_.open_plans().enter(*plan, waker.of(stream_)));
-  std::uint64_t end = plan->served->arriving ? range.first : range.end;  // of what is in place
   for (std::uint64_t at = range.first; at < range.end;) {
-    if (at == end) {
-      DS_CO_ASSIGN(tiles.first, co_await wait_for_tiles(*plan, tiles, permit));
-      end = end_of_bands(*plan->layout, tiles, range);
-    }
-    const std::uint64_t copied = std::min(end - at, kCopiedExtentBytes);
+    const std::uint64_t copied = std::min(range.end - at, kCopiedExtentBytes);
     const auto room = plan->copied ? core_.copy_room().take(copied) : std::nullopt;
     if (room) {
       DS_CO_TRY(co_await send_extent_copy(request, *plan, at, copied, permit));
       at += copied;
       continue;
     }
-    const std::uint64_t bytes = std::min(end - at, kExtentBytes);
+    const std::uint64_t bytes = std::min(range.end - at, kExtentBytes);
     DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, waker.of(stream_)));
     DS_CO_TRY(co_await send_extent(request, *plan, at, bytes, reader));
     at += bytes;
@@ -378,7 +365,7 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   // Few tiles are asked for when others did not verify: better found here than by each receiver.
   constexpr std::uint64_t kFewTiles = 64;
-  if (tiles_in(wanted.ranges) <= kFewTiles && !plan->served->arriving) {
+  if (tiles_in(wanted.ranges) <= kFewTiles) {
     static_cast<void>(
         core_.damage().check(target_of(*plan), wanted.ranges, "a repair of \"" + name_ + "\" at " + address_));
   }
@@ -386,7 +373,6 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
   while (runs.more()) {
     const std::vector<std::uint64_t> tiles = runs.next();
-    DS_CO_TRY(co_await wait_for_tiles(*plan, tiles, sender));
     DS_CO_ASSIGN(const Room::Share held, co_await hold(delta::tile_bytes(layout, tiles), &sender));
     DS_CO_ASSIGN(const PackedFramePtr made, make_raw(*plan, tiles));
     DS_CO_TRY(co_await send_tiles(request, *made, sender));

@@ -25,8 +25,8 @@ struct RingStep {
 struct Offer {
   bool has_layout = false;
   Digest128 layout;
-  bool has_version = false;  ///< false: the layout is known, no version was sealed yet, and none arrives
-  Version served;            ///< or what arrives
+  bool has_version = false;  ///< false: the layout is known, no version was sealed yet
+  Version served;
   Digest128 served_root;
   std::vector<Digest128> served_former_roots;  ///< which it was published with before some digests were taken again
   bool withdrawn = false;                      ///< its half is damaged: only deltas lead to it

@@ -40,8 +40,7 @@ Publisher::Publisher(const CoreOptions& options, VersionStore& versions, LeaseTa
       bell_(bell),
       metrics_(metrics),
       pool_(std::max(1u, options.threads), "encode"),
-      overlapped_diff_(options.overlap_threads, metrics.batches_overlapped, options.before_overlapped_diff),
-      arrival_(versions, leases) {}
+      overlapped_diff_(options.overlap_threads, metrics.batches_overlapped, options.before_overlapped_diff) {}
 
 void Publisher::start() {
   thread_ = std::thread([this] { work(); });
@@ -64,7 +63,6 @@ void Publisher::work() {
     for (const GenerationPtr& generation : versions_.generations()) worked |= maintain(generation);
     damage_.look_at_suspects();
     follow_fill(versions_.snapshot()->served);
-    arrival_.follow();
     drop_old_generations();
     if (!worked && !stop_) wait_for_work();
   }

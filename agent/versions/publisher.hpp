@@ -14,7 +14,6 @@
 
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
-#include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
 #include "agent/versions/leases.hpp"
@@ -60,7 +59,6 @@ class Publisher {
   Metrics& metrics_;
   ThreadPool pool_;
   OverlappedDiff overlapped_diff_;
-  Arrival arrival_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

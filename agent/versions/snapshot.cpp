@@ -1,6 +1,5 @@
 #include "agent/versions/snapshot.hpp"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -15,18 +14,6 @@ bool still_there(const ServedVersion& served) {
   return shm::still_holds(*served.generation->segment, served.half.half, served.half.sequence);
 }
 
-std::size_t batch_of(const Generation& generation, std::uint64_t tile) {
-  const auto& batches = generation.batches;
-  const auto at = std::upper_bound(batches.begin(), batches.end(), tile,
-                                   [](std::uint64_t t, const delta::Batch& batch) { return t < batch.end; });
-  return static_cast<std::size_t>(at - batches.begin());
-}
-
-bool in_place(const ServedVersion& version, std::size_t batch) {
-  const Generation& generation = *version.generation;
-  return generation.role->elements_done(*version.arriving, batch) == generation.batch_elements[batch];
-}
-
 Offer make_offer(const Snapshot& now) {
   Offer offer;
   if (now.generation) {
@@ -34,12 +21,12 @@ Offer make_offer(const Snapshot& now) {
     offer.layout = now.generation->layout->digest();
     offer.full_bytes = now.generation->layout->half_bytes();
   }
-  if (const ServedPtr& served = now.offered()) {
+  if (now.served) {
     offer.has_version = true;
-    offer.served = served->version;
-    offer.served_root = served->root;
-    offer.withdrawn = !served->damaged.empty();
-    for (const FormerState& state : served->former) offer.served_former_roots.push_back(state.root);
+    offer.served = now.served->version;
+    offer.served_root = now.served->root;
+    offer.withdrawn = !now.served->damaged.empty();
+    for (const FormerState& state : now.served->former) offer.served_former_roots.push_back(state.root);
   }
   for (const RingEntryPtr& entry : now.ring) {
     const delta::Delta& d = *entry->delta;
@@ -52,25 +39,6 @@ Offer make_offer(const Snapshot& now) {
 }
 
 }  // namespace
-
-std::uint64_t first_missing(const ServedVersion& version, const wire::TileRange& tiles) {
-  const Generation& generation = *version.generation;
-  for (std::size_t batch = batch_of(generation, tiles.first);
-       batch < generation.batches.size() && generation.batches[batch].first < tiles.end; ++batch) {
-    if (!in_place(version, batch)) return std::max(generation.batches[batch].first, tiles.first);
-  }
-  return tiles.end;
-}
-
-bool all_in_place(const ServedVersion& version, std::span<const std::uint64_t> tiles) {
-  std::size_t last = version.generation->batches.size();
-  for (const std::uint64_t tile : tiles) {
-    const std::size_t batch = batch_of(*version.generation, tile);
-    if (batch != last && !in_place(version, batch)) return false;
-    last = batch;
-  }
-  return true;
-}
 
 std::vector<std::uint64_t> ServedVersion::damaged_tiles() const {
   std::set<std::uint64_t> tiles(damaged.begin(), damaged.end());
@@ -107,11 +75,10 @@ std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& serve
   return wrong;
 }
 
-SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, const DeltaRing& ring) {
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, const DeltaRing& ring) {
   auto next = std::make_shared<Snapshot>();
   next->generation = std::move(generation);
   next->served = std::move(served);
-  next->arriving = std::move(arriving);
   next->ring.assign(ring.entries().begin(), ring.entries().end());
   next->ring_bytes_max = ring.bytes_max();
   next->ring_revision = ring.revision();

@@ -13,7 +13,6 @@
 #include "agent/versions/leases.hpp"
 #include "agent/versions/offer.hpp"
 #include "agent/versions/ring.hpp"
-#include "format/wire.hpp"
 
 namespace deltasync::agent {
 
@@ -31,8 +30,6 @@ struct ServedVersion {
   /// Of a relayed one, ascending: tiles whose bytes are not what their digests say. Nobody gets it whole from here.
   std::vector<std::uint64_t> damaged;
   std::chrono::steady_clock::time_point published_at;
-  /// Set while it is none yet: the fill of which it is made. Only the tiles that are in place may be read.
-  std::optional<shm::FillView> arriving;
   bool found_at_start = false;  ///< in a segment that an agent before this one left: published_at is no more than that
   // What making it cost; zero for the first of a generation.
   std::uint64_t delta_bytes = 0;
@@ -44,12 +41,6 @@ struct ServedVersion {
   std::vector<std::uint64_t> damaged_tiles() const;
 };
 using ServedPtr = std::shared_ptr<const ServedVersion>;
-
-/// Of the tiles of a version that arrives, from the first on: the first that is not in place yet; their end if all are.
-/// `tiles` are not empty.
-std::uint64_t first_missing(const ServedVersion& version, const wire::TileRange& tiles);
-/// Whether all of these (ascending) are in place.
-bool all_in_place(const ServedVersion& version, std::span<const std::uint64_t> tiles);
 
 /// Copies tiles of a served half to `out`, contiguous, their rows without padding. Takes no lease, so that no writer
 /// waits for a thread of low priority. False if the half was given back to the writers meanwhile: then what is in `out`
@@ -64,17 +55,13 @@ std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& serve
 struct Snapshot {
   GenerationPtr generation;  ///< whose layout receivers get; null: no trainer has come yet
   ServedPtr served;          ///< null: no version yet
-  ServedPtr arriving;        ///< while nothing is served: what a relay is writing; or null
   std::vector<RingEntryPtr> ring;
   std::uint64_t ring_bytes_max = 0;
   std::uint64_t ring_revision = 0;  ///< DeltaRing::revision()
   Offer offer;                      ///< the same for the planner
-
-  /// What receivers may plan for; null: nothing.
-  const ServedPtr& offered() const { return served ? served : arriving; }
 };
 using SnapshotPtr = std::shared_ptr<const Snapshot>;
 
-SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, const DeltaRing& ring);
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, const DeltaRing& ring);
 
 }  // namespace deltasync::agent

@@ -148,7 +148,6 @@ ExtentFetch::ExtentFetch(const Layout& layout, Target& target, std::span<const s
                          unsigned streams)
     : layout_(layout),
       target_(target),
-      pass_on_(target.capabilities().pass_on),
       digests_(digests),
       have_(have),
       plan_(plan),
@@ -215,7 +214,6 @@ Outcome ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes,
 Status ExtentFetch::verify_up_to(Progress& progress) {
   const double before = thread_cpu_s();
   std::uint64_t verified_bytes = 0;
-  std::vector<std::uint64_t> verified;  // for who passes them on
   while (progress.next_tile < progress.end_tile) {
     const Tile tile = tile_of(layout_, progress.next_tile);
     if (band_end_byte(layout_, tile) > progress.position) break;
@@ -227,12 +225,10 @@ Status ExtentFetch::verify_up_to(Progress& progress) {
     if (right) DS_TRY(progress.scatter.put(tile, rows));
     if (right) verified_bytes += std::uint64_t{tile.rect.rows} * tile.rect.cols * tensor.element_bytes;
     have_[progress.next_tile] = right ? 1 : 0;
-    if (right && pass_on_ != nullptr) verified.push_back(progress.next_tile);
     ++progress.next_tile;
     ++progress.tally.tiles;
   }
   progress.tally.verify_s += thread_cpu_s() - before;
-  if (!verified.empty()) pass_on_->came(verified);
   if (verified_bytes > 0) meter_.add(verified_bytes);
   return {};
 }

@@ -89,7 +89,6 @@ class ExtentFetch final : public Fetch {
 
   const Layout& layout_;
   Target& target_;
-  CanPassOn* const pass_on_;  ///< null: nobody does
   const std::span<const std::uint64_t> digests_;
   const std::span<std::uint8_t> have_;
   const std::uint64_t plan_;

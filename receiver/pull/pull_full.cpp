@@ -138,9 +138,6 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
   DS_ASSIGN(progress, advance_partial(reply, *digests.value));
   if (progress == Progress::replan) return progress;
   adopt_digests(reply, std::move(*digests.value));
-  if (s_.can.pass_on != nullptr) {
-    s_.can.pass_on->coming(reply.target, reply.target_root, s_.partial.digests, s_.partial.have, until_);
-  }
   DS_ASSIGN(progress, fetch_missing(reply));
   if (progress == Progress::replan) return progress;
   DS_ASSIGN(progress, repair_missing(reply));
@@ -338,7 +335,6 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
       const TileRows rows{const_cast<std::byte*>(whole->data()), row_bytes};  // only read
       DS_TRY(put(tile_of(s_.layout, record.tile), rows));
       partial.have[record.tile] = 1;
-      if (s_.can.pass_on != nullptr && !repairing_) s_.can.pass_on->came({&record.tile, 1});
       s_.progress.add(std::uint64_t{shape.rows} * row_bytes);
     }
     return {};

@@ -108,7 +108,6 @@ Result<Pull::Progress> Pull::copy_from(const LocalHalf& half, const Ranges& rang
       }
       return {};
     }
-    if (s_.can.pass_on != nullptr) pass_on(works[work]);
     tallies[worker].tiles += tiles;
     copied += bytes;
     s_.progress.add(bytes);
@@ -125,16 +124,6 @@ Result<Pull::Progress> Pull::copy_from(const LocalHalf& half, const Ranges& rang
     connection_only_ = copied == 0 && s_.options.local != true;
   }
   return settle(round, tallies);
-}
-
-void Pull::pass_on(const Ranges& ranges) {
-  std::vector<std::uint64_t> right;
-  for (const wire::TileRange& range : ranges) {
-    for (std::uint64_t tile = range.first; tile < range.end; ++tile) {
-      if (s_.partial.have[tile] != 0) right.push_back(tile);
-    }
-  }
-  s_.can.pass_on->came(right);
 }
 
 /// Whether the tile is there, and right.

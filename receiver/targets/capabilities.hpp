@@ -246,22 +246,6 @@ class CanHandOn {
   ~CanHandOn() = default;
 };
 
-/// A full update is handed on while it comes: tile by tile, each once it is verified.
-class CanPassOn {
- public:
-  /// All that is put from now on is of this version; of tiles with `have` the bytes are there. After begin_full, and
-  /// again for each further plan. What comes of it is the target's affair: the update goes on in any case. Everything
-  /// is borrowed for the call.
-  virtual void coming(const Version& version, const Digest128& root, std::span<const std::uint64_t> digests,
-                      std::span<const std::uint8_t> have, const CallContext& until) = 0;
-  /// These tiles of the open full update have their digests, and will not be put again unless they are lost. Any
-  /// thread.
-  virtual void came(std::span<const std::uint64_t> tiles) = 0;
-
- protected:
-  ~CanPassOn() = default;
-};
-
 // ---- all of them ---------------------------------------------------------------------------------------------------
 
 /// What a target can do: it cannot where the pointer is null or the flag false. The same as long as the target lives;
@@ -288,7 +272,6 @@ struct TargetCapabilities {
   CanBorrow* borrow = nullptr;
   WaitsForDevices* devices = nullptr;
   CanHandOn* hand_on = nullptr;
-  CanPassOn* pass_on = nullptr;
 
   friend bool operator==(const TargetCapabilities&, const TargetCapabilities&) = default;
 };

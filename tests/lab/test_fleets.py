@@ -172,22 +172,6 @@ class FaultsTest(LabTest):
             self.until_has(lab, name, 2)
         self.assertEqual(lab.ended(), {})
 
-    def test_the_first_version_streams_through_relays(self) -> None:
-        """The last host has some of it before the first relay has all."""
-        slow = host("relay1", rate="12mbit", run={"agent": AGENT, "relay": f"{relay('trainer')} --streams 1"})
-        fast = host("relay2", run={"agent": AGENT, "relay": relay("relay1")})
-        rollout = host("rollout", run={"pull": pull("relay2")})
-        lab = self.lab(host("trainer", run={"agent": AGENT}), slow, fast, rollout, mib=24, versions=2, changed=0.01)
-        trainer = self.trainer(lab)
-        trainer.say("")
-        self.until_sent(lab, "rollout", MIB)
-        self.assertEqual(self.told(lab, "relay1.relay"), [])
-        self.until_has(lab, "rollout", 0)
-        trainer.say("")
-        self.until_has(lab, "rollout", 1)
-        self.assertEqual([said["mode"] for said in self.pulled(lab, "rollout")], ["full", "delta"])
-        self.assertEqual(lab.ended(), {})
-
     def test_a_parent_that_is_cut_off(self) -> None:
         """Nothing is closed, and nobody says so. Who has another parent does not wait for long."""
         others = {"relay1": ["trainer"], "relay2": ["relay1", "trainer"]}

@@ -33,7 +33,7 @@ Status HalfCopy::run(const VersionSource& source, Deadline deadline) {
       return Error(Errc::timed_out, "deadline passed while tile " + std::to_string(tile) + " of " +
                                         std::to_string(layout_.tile_count()) + " was to be written");
     }
-    tile = take_round(tile, source);
+    tile = take_round(tile, source.patches);
     DS_TRY(patch(source));
     DS_TRY(write(source));
     if (written_) written_();
@@ -43,15 +43,14 @@ Status HalfCopy::run(const VersionSource& source, Deadline deadline) {
 }
 
 /// The tiles from `first` on that make the next round; returns the one after them.
-std::uint64_t HalfCopy::take_round(std::uint64_t first, const VersionSource& source) {
+std::uint64_t HalfCopy::take_round(std::uint64_t first, const TilePatches& patches) {
   round_.clear();
   std::uint64_t bytes = 0;
   std::size_t patched = 0;
   std::uint64_t next = first;
   for (; next < layout_.tile_count() && round_.size() < kRoundTilesMax && bytes < kRoundBytesPerThread * pool_.size();
        ++next) {
-    if (!source.there.empty() && source.there[static_cast<std::size_t>(next)] != 0) continue;
-    RoundTile item{tile_of(layout_, next), patched, source.patches.has(next)};
+    RoundTile item{tile_of(layout_, next), patched, patches.has(next)};
     const std::size_t tile_bytes = static_cast<std::size_t>(item.tile.rect.rows) * row_bytes(item.tile);
     bytes += tile_bytes;
     if (item.patched) patched += tile_bytes;

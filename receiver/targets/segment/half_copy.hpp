@@ -21,8 +21,7 @@ struct VersionSource {
   ByteSpan base;                          ///< a whole half
   std::span<const std::uint64_t> before;  ///< digests of its tiles; used of those that are patched
   const TilePatches& patches;
-  std::span<const std::uint64_t> after;      ///< digests of the version's tiles
-  std::span<const std::uint8_t> there = {};  ///< by tile: 1 if it is written already; empty: none is
+  std::span<const std::uint64_t> after;  ///< digests of the version's tiles
 };
 
 class HalfCopy {
@@ -40,7 +39,7 @@ class HalfCopy {
     std::size_t at = 0;  ///< in scratch_, if it is patched
     bool patched = false;
   };
-  std::uint64_t take_round(std::uint64_t first, const VersionSource& source);
+  std::uint64_t take_round(std::uint64_t first, const TilePatches& patches);
   Status patch(const VersionSource& source);
   Status write(const VersionSource& source);
   Status read_back(const VersionSource& source);

@@ -20,17 +20,12 @@ namespace {
 constexpr std::uint64_t kDigestTilesPerItem = 32;
 constexpr auto kLookLimit = std::chrono::seconds(1);           ///< for looking again, so that it holds up no version
 constexpr std::uint64_t kLookTiles = 4096;                     ///< between two looks at the time
-constexpr auto kEarlyLimit = std::chrono::seconds(1);          ///< for a fill that nothing stands in the way of
-constexpr std::size_t kEarlyTiles = 64;                        ///< written between two looks
 constexpr auto kServedSlice = std::chrono::milliseconds(500);  ///< between two looks at the segment
 
 }  // namespace
 
 RelayTarget::RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Options options)
-    : layout_(std::move(layout)),
-      writer_(std::move(writer)),
-      options_(std::move(options)),
-      early_(*layout_, *writer_) {}
+    : layout_(std::move(layout)), writer_(std::move(writer)), options_(std::move(options)) {}
 
 // ---- what the segment holds ----------------------------------------------------------------------------------------
 
@@ -158,32 +153,6 @@ std::byte* RelayTarget::full_rows(std::uint32_t tensor) {
   return staging_ ? staging_.span().data() + layout_->tensors()[tensor].offset : nullptr;
 }
 
-void RelayTarget::discard_full() noexcept {
-  early_.end();
-  staging_.release();
-}
-
-/// Where something is served already, a delta may do for those who have it: they wait for the commit.
-void RelayTarget::coming(const Version& version, const Digest128& root, std::span<const std::uint64_t> digests,
-                         std::span<const std::uint8_t> have, const CallContext& until) {
-  if (early_.is_of(version, root)) return;
-  early_.end();
-  if (!staging_ || committed_ || held_version(*writer_)) return;
-  const Status begun = early_.begin(version, root, digests, until.deadline().earlier(Deadline::after(kEarlyLimit)));
-  if (!begun) {
-    log::warn("early_fill_refused version=\"{}\" error=\"{}\" effect=\"it is served once it is whole\"",
-              to_string(version), begun.error().to_string());
-    return;
-  }
-  std::vector<std::uint64_t> tiles;
-  for (std::uint64_t tile = 0; tile < have.size() && !until.over(); ++tile) {
-    if (have[static_cast<std::size_t>(tile)] != 0) tiles.push_back(tile);
-    if (tiles.size() < kEarlyTiles && tile + 1 != have.size()) continue;
-    came(tiles);
-    tiles.clear();
-  }
-}
-
 Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
   if (!staging_) return Error(Errc::invalid_argument, "no full update is open");
   DS_TRY(check_state(*layout_, TileSet::whole(*layout_), state));
@@ -215,18 +184,11 @@ Status RelayTarget::commit_delta(std::vector<StagedStep> steps, TargetState stat
 /// From the full update that waits, else from the committed version. On error the version is dropped, and nobody has
 /// seen it.
 Status RelayTarget::publish(TargetState state, std::vector<StagedStep> steps, Deadline deadline) {
-  const bool early = staging_ && early_.is_of(state.version, state.root);
-  Status begun;
-  if (early) {
-    early_.take_over();
-  } else {
-    early_.end();
-    begun = writer_->begin(state.version, deadline.earlier(Deadline::after(options_.guard_limit)));
-  }
+  Status begun = writer_->begin(state.version, deadline.earlier(Deadline::after(options_.guard_limit)));
   // Whatever came of it, it may have mapped another segment in place of the one that `live_` is in.
   Status there = look_at_segment();
   if (!begun.ok()) return begun;
-  Status filled = there.ok() || staging_ ? fill(state, steps, early, deadline) : std::move(there);
+  Status filled = there.ok() || staging_ ? fill(state, steps, deadline) : std::move(there);
   if (!filled.ok()) {
     writer_->abort();
     withdraw_delta(*writer_);
@@ -236,7 +198,6 @@ Status RelayTarget::publish(TargetState state, std::vector<StagedStep> steps, De
   committed_ = std::move(state);
   own_.release();
   staging_.release();
-  if (early) withdraw_delta(*writer_);  // the agent has it, or comes too late for it
   return look_at_segment();
 }
 
@@ -250,8 +211,7 @@ bool RelayTarget::is_before_last(unsigned half, std::uint64_t sequence) const {
          there.version == last_.front().from;
 }
 
-Status RelayTarget::fill(const TargetState& state, const std::vector<StagedStep>& steps, bool early,
-                         Deadline deadline) {
+Status RelayTarget::fill(const TargetState& state, const std::vector<StagedStep>& steps, Deadline deadline) {
   const FillOfHalf open = *open_fill(*writer_);
   const bool known = is_before_last(open.half, open.sequence);
   const Sealed there = std::exchange(sealed_[open.half], {});
@@ -267,8 +227,7 @@ Status RelayTarget::fill(const TargetState& state, const std::vector<StagedStep>
     const std::vector<std::uint64_t>& before = staging_ ? state.digests : committed_->digests;
     const TilePatches patches(*layout_, steps);
     HalfCopy copy(*layout_, *writer_, *pool_, options_.written);
-    const auto there_already = early ? early_.written() : std::span<const std::uint8_t>();
-    DS_TRY(copy.run({base, before, patches, state.digests, there_already}, deadline));
+    DS_TRY(copy.run({base, before, patches, state.digests}, deadline));
   }
   DS_TRY(writer_->commit(deadline));
   sealed_[open.half] = {open.sequence, state.version.id, state.root, state.digests};

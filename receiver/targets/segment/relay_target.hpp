@@ -5,7 +5,6 @@
 //   the segment  the committed version. This process is the segment's only writer, so the half stays as it is until
 //                the target itself commits the next one.
 //   staging_     a full update until its commit
-//   early_       the fill that it is written to as it comes, where the segment has no version
 //   last_        the delta to the committed version, from the one that the other half has still: where both are known,
 //                a commit changes that half in place, instead of copying the model
 //   own_         the committed version where the segment has the same one with other bytes: somebody wrote to it. It
@@ -24,7 +23,6 @@
 #include "format/segment.hpp"
 #include "format/tiling.hpp"
 #include "receiver/targets/host_memory.hpp"
-#include "receiver/targets/segment/early_fill.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "receiver/targets/segment/tile_patches.hpp"
 #include "receiver/targets/target.hpp"
@@ -32,7 +30,7 @@
 
 namespace deltasync::relay {
 
-class RelayTarget final : public Target, public CanLendRows, public CanHandOn, public CanPassOn {
+class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
  public:
   struct Options {
     std::chrono::nanoseconds guard_limit;
@@ -51,7 +49,6 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn, p
     can.writes_side_files = true;
     can.rows = this;
     can.hand_on = this;
-    can.pass_on = this;
     return can;
   }
   Status open(ThreadPool& pool, const CallContext& until) override;
@@ -63,11 +60,8 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn, p
   Status put_tile(const Tile& tile, const TileRows& rows) override;
   std::byte* full_rows(std::uint32_t tensor) override;
   Status commit_full(TargetState state, Deadline deadline) override;
-  void discard_full() noexcept override;
+  void discard_full() noexcept override { staging_.release(); }
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
-  void coming(const Version& version, const Digest128& root, std::span<const std::uint64_t> digests,
-              std::span<const std::uint8_t> have, const CallContext& until) override;
-  void came(std::span<const std::uint64_t> tiles) override { early_.write(staging_.span(), tiles); }
   Status wait_served(const CallContext& until) override;
   std::string advertised() const override { return options_.advertise; }
   std::uint64_t agent_instance() const override { return deltasync::agent_instance(*writer_); }
@@ -77,8 +71,7 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn, p
   Status look_at_served(const CallContext& until);
   TileRows tile_in(ByteSpan half, const Tile& tile) const;
   Status publish(TargetState state, std::vector<StagedStep> steps, Deadline deadline);
-  /// `early`: the fill is open, and has some tiles.
-  Status fill(const TargetState& state, const std::vector<StagedStep>& steps, bool early, Deadline deadline);
+  Status fill(const TargetState& state, const std::vector<StagedStep>& steps, Deadline deadline);
   bool is_before_last(unsigned half, std::uint64_t sequence) const;
   Status look_again(const CallContext& until);
   Status look_at_segment();
@@ -99,7 +92,6 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn, p
   ByteSpan live_;  ///< of the committed version; empty if there is none
   HostMemory own_;
   HostMemory staging_;
-  EarlyFill early_;
   Sealed sealed_[shm::kHalves];
   std::vector<StagedStep> last_;  ///< to the committed version; empty: unknown
   bool known_served_ = false;
