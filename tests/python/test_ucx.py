@@ -165,25 +165,46 @@ def test_a_receiver_that_is_killed_leaves_the_agent_to_others(
     assert agent.restarts == 0
 
 
+#: A process opens UCX once, as its environment was then.
+RECEIVER = """if True:
+    import os, signal, sys
+    import deltasync, numpy as np
+    from deltasync import errors
+    endpoint, agent, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    with deltasync.Receiver(endpoint, local="never", timeout=60) as receiver:
+        receiver.update()
+        print("held", flush=True)
+        version = int(sys.stdin.readline())
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            receiver.update(version, timeout=1)
+        except errors.DeadlinePassed:
+            print("passed", flush=True)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        receiver.update(version, timeout=60)
+        np.savez(out, **dict(receiver.arrays()))
+    """
+
+
 def test_an_agent_that_is_stopped_meets_the_deadline(
     transport: str, manager: deltasync.WeightManager, weights: Weights, tmp_path: Path
 ) -> None:
     manager.offload(weights)
     agent = manager.agent
     assert agent is not None
-    with deltasync.Receiver(f"ucx://{manager.endpoint}", local="never", timeout=30) as receiver:
-        receiver.update()
+    out = tmp_path / "held.npz"
+    arguments = [sys.executable, "-c", RECEIVER, f"ucx://{manager.endpoint}", str(agent.pid), str(out)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdin is not None and receiver.stdout is not None
+        assert receiver.stdout.readline() == "held\n"
         change(weights)
-        version = manager.offload(weights).version.number
-        os.kill(agent.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(errors.DeadlinePassed):
-                receiver.update(version, timeout=1)
-        finally:
-            os.kill(agent.pid, signal.SIGCONT)
-        receiver.update(version, timeout=60)
-        for name, tensor in receiver.arrays():
-            assert np.array_equal(tensor, weights[name]), name
+        print(manager.offload(weights).version.number, file=receiver.stdin, flush=True)
+        assert receiver.stdout.readline() == "passed\n"
+        assert receiver.wait(120) == 0
+    with np.load(out) as held:
+        for name, tensor in weights.items():
+            assert np.array_equal(held[name], tensor), name
 
 
 def test_a_token_is_asked_for_before_anything_of_ucx(
@@ -242,6 +263,7 @@ def test_a_hang_up_ends_who_has_opened_ucx(transport: str, manager: deltasync.We
     """libucs would take the signal for its debugging."""
     code = """if True:
         import os, signal, sys, deltasync
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with
         with deltasync.Receiver(sys.argv[1]) as receiver:
             os.kill(os.getpid(), signal.SIGHUP)
         """
