@@ -13,6 +13,7 @@ from held_port import HeldPort
 
 if TYPE_CHECKING:
     from control_fleet import Fleet
+    from rank_fleet import Fleet as RankFleet
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,6 +29,17 @@ def segment_name() -> str:
     global _count
     _count += 1
     return f"pytest-{os.getpid()}-{_count}"
+
+
+@pytest.fixture
+def fleet(segment_name: str) -> Iterator[RankFleet]:
+    """An engine of several ranks behind one control service."""
+    pytest.importorskip("torch")
+    import rank_fleet
+
+    made = rank_fleet.Fleet(segment_name)
+    yield made
+    made.close()
 
 
 @pytest.fixture

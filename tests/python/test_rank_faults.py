@@ -18,13 +18,6 @@ from control_fleet import TOKENS, Client, Engine, model  # noqa: E402
 from rank_fleet import RANKS, Fleet, eventually, restart, serves, update  # noqa: E402
 
 
-@pytest.fixture
-def fleet(segment_name: str) -> Iterator[Fleet]:
-    made = Fleet(segment_name)
-    yield made
-    made.close()
-
-
 def fails_with(error: Exception) -> Any:
     def fail(*_: Any, **__: Any) -> Any:
         raise error

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,6 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from control_fleet import Client, Engine, model  # noqa: E402
 from rank_fleet import PROCESS, RANKS, Fleet, Process, eventually, restart, serves, update  # noqa: E402
-
-
-@pytest.fixture
-def fleet(segment_name: str) -> Iterator[Fleet]:
-    made = Fleet(segment_name)
-    yield made
-    made.close()
 
 
 def test_all_ranks_take_a_version(fleet: Fleet) -> None:

@@ -1,5 +1,5 @@
 // `deltasync bench CASE`: each case measures the machine's limit and the work in one run and returns one JSON object.
-// The head of each case_*.cpp says what it measures.
+// The case_*.cpp say what theirs measure.
 #pragma once
 
 #include <algorithm>
