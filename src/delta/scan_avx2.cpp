@@ -116,6 +116,8 @@ class Scanner {
   }
 
  private:
+  /// What comes is asked for so far ahead: while the changed words of a run are looked at, memory would wait.
+  static constexpr std::size_t kAheadBytes = 1024;
   static constexpr std::uint32_t kRunVectors = 64;
   static constexpr std::uint32_t kRoom = 1024;       ///< words on the list when it is moved to the front
   static constexpr unsigned kLanes = 8 / sizeof(U);  ///< of a word
@@ -126,8 +128,10 @@ class Scanner {
     std::uint32_t count = end_;
 #pragma GCC unroll 1
     for (std::uint32_t v = first; v < end; ++v) {
-      const __m256i equal =
-          _mm256_cmpeq_epi64(load256(before + std::size_t{v} * 32), load256(after + std::size_t{v} * 32));
+      const std::size_t at = std::size_t{v} * 32;
+      _mm_prefetch(reinterpret_cast<const char*>(before + at + kAheadBytes), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(after + at + kAheadBytes), _MM_HINT_T0);
+      const __m256i equal = _mm256_cmpeq_epi64(load256(before + at), load256(after + at));
       const unsigned differ = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) ^ 15U;
       store_raw(words_ + count, kWordLists.of_mask[differ] + v * std::uint64_t{0x0004000400040004});
       count += static_cast<std::uint32_t>(_mm_popcnt_u32(differ));
