@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import http.client
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -38,6 +40,26 @@ def test_fastdeploy_clients_pause_update_and_resume(fleets: Callable[..., Fleet]
     client.post("/v1/resume")
     assert fleet.engine.finish(waits).tokens == [2.0] * TOKENS
     assert client.send("GET", "/v1/is_paused")[2]["X-Deltasync-Version"] == "2"
+
+
+def test_a_forked_child_leaves_the_service_alone(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    child = os.fork()
+    if child == 0:
+        try:
+            fleet.control.close()
+        finally:
+            os._exit(0 if fleet.control.endpoint == "" else 1)
+    ended = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child waits for threads that it does not have")
+        time.sleep(0.01)
+    fleet.train(2.0)
+    fleet.client.post("/v1/pause")
+    assert fleet.client.post("/v1/update_weights", {})["result"] == [{"version": "2"}]
 
 
 def test_a_sleep_loses_nothing(fleets: Callable[..., Fleet]) -> None:

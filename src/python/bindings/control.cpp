@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/deadline.hpp"
+#include "base/fork_guard.hpp"
 #include "deltasync/control.hpp"
 #include "python/bindings/bind.hpp"
 #include "python/bindings/calls.hpp"
@@ -176,7 +177,7 @@ class PythonControl {
     server_ = unwrap(released(
         [&] { return control::start_server(std::move(options), engine_, std::make_unique<PythonWeights>(weights)); }));
   }
-  ~PythonControl() { close(); }
+  ~PythonControl() { close(); }  // in a forked child too, whose Python collects what the parent made
   PythonControl(const PythonControl&) = delete;
   PythonControl& operator=(const PythonControl&) = delete;
 
@@ -187,15 +188,20 @@ class PythonControl {
   }
   bool in_hook() const { return server_ && server_->in_hook(); }
   void stop() {
-    if (server_) server_->stop();
+    if (server_ && fork_guard_.same_process()) server_->stop();
   }
   /// Not beside close().
   void check() {
     if (!server_) return;
     unwrap(released([&] { return server_->check(); }));
   }
-  /// Waits for the hooks that run, which want the GIL.
+  /// Waits for the hooks that run, which want the GIL. In a forked child, where there are neither its threads nor a
+  /// connection of its own, nothing.
   void close() {
+    if (!fork_guard_.same_process()) {
+      static_cast<void>(server_.release());
+      return;
+    }
     released([&] {
       server_.reset();
       return 0;
@@ -205,6 +211,7 @@ class PythonControl {
  private:
   PythonEngine engine_;
   std::unique_ptr<control::StoppableServer> server_;
+  const ForkGuard fork_guard_;
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -35,6 +37,10 @@ def run_ranks(size: int, work: Callable[[int], Any], directory: Path) -> list[An
             time.sleep(0.01)
     finally:
         for child in running.values():
+            os.kill(child, signal.SIGUSR1)  # where does it stand?
+        if running:
+            time.sleep(1)
+        for child in running.values():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         for child in children:  # what a rank has started: Megatron saves in processes of its own
@@ -43,7 +49,7 @@ def run_ranks(size: int, work: Callable[[int], Any], directory: Path) -> list[An
     results = []
     for rank in range(size):
         path = _result(directory, rank)
-        done, result = pickle.loads(path.read_bytes()) if path.exists() else (False, "it ended, or ran out of time")
+        done, result = pickle.loads(path.read_bytes()) if path.exists() else (False, _ending(path))
         path.unlink(missing_ok=True)
         results.append((done, result))
     errors = [f"rank {rank}: {result}" for rank, (done, result) in enumerate(results) if not done]
@@ -55,6 +61,13 @@ def _result(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.pickle"
 
 
+def _ending(result: Path) -> str:
+    """Of a rank without a result; with the stacks of its threads, if it ran on until run_ranks() ended it."""
+    path = result.with_suffix(".stacks")
+    stacks = path.read_text() if path.exists() else ""
+    return f"it was ended while it was at\n{stacks}" if stacks else "it ended"
+
+
 def _start(rank: int, size: int, work: Callable[[int], Any], store: Path, result: Path) -> int:
     result.unlink(missing_ok=True)
     child = os.fork()
@@ -63,6 +76,9 @@ def _start(rank: int, size: int, work: Callable[[int], Any], store: Path, result
             os.setpgid(child, child)  # here and there, since either may come first
         return child
     os.setpgid(0, 0)
+    gc.freeze()  # what tests before left is not this process's to destroy: the threads of such objects are not here
+    stacks = result.with_suffix(".stacks").open("w")
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     said: tuple[bool, Any] = (False, "nothing")
     try:
         import torch
