@@ -415,6 +415,18 @@ def test_a_pause_ends_the_pull_and_keeps_the_version(rig: Rig) -> None:
     assert_bits(engine, engine.expected(rig.weights))
 
 
+def test_nothing_is_pulled_while_the_model_cannot_be_written(rig: Rig) -> None:
+    _, loader, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.pause()
+    loader.refuse = "the weights sleep: wake them first"
+    receiver.follow()
+    assert receiver._following is None and receiver._receiver._pulls.staged is None
+    loader.refuse = ""
+    receiver.follow()
+    assert receiver._following is not None
+
+
 def test_memory_that_moved_is_traced_again(rig: Rig) -> None:
     engine, _, receiver = rig.engine()
     update(receiver, 1)

@@ -282,6 +282,16 @@ def test_asleep_or_in_a_session_nothing_is_even_staged(
     assert "target.prepare" not in rank.calls
 
 
+def test_an_update_that_comes_while_the_weights_sleep_wakes_no_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, STAGED, WRITTEN, STAGED)
+    assert rank.update()[0]
+    rank.updates.manager.offload_tags = {"weights"}
+    rank.calls.clear()
+    success, message = rank.update()
+    assert not success and "released" in message
+    assert rank.calls == ["vote 2/staged"]
+
+
 def test_settings_of_environment_and_request(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret of many bytes\n")
     (tmp_path / "token").chmod(0o600)

@@ -197,12 +197,13 @@ class EngineReceiver:
         self._drop_staging()
 
     def follow(self) -> None:
-        """Goes on to pull whatever comes next, in the background. After a commit: once it need not be rolled back."""
+        """Goes on to pull whatever comes next, in the background, if the model can be written now. After a commit: once
+        it need not be rolled back."""
         self._drop_staging()
         self._mode = ""
         receiver = self._receiver
-        if receiver is None or self.state == CLOSED or not self._bound:
-            return
+        if receiver is None or self.state == CLOSED or not self._bound or self.loader.refusal() is not None:
+            return  # a pull reads live memory, which may not be there while it sleeps
         if receiver.lost:
             self.void("a commit and its rollback failed")
             return

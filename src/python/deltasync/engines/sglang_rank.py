@@ -176,6 +176,8 @@ class RankUpdates:
     def update(self, weight_version: str | None, manifest: Mapping[str, Any] | None) -> tuple[bool, str]:
         """Brings all models of all ranks to a version; says whether, and a message for the answer."""
         self._requests += 1
+        for target in self.targets:
+            target.report = target.staging = None
         asked = asked_version(weight_version)
         staged, request = Staged(), self.settings
         try:
@@ -255,8 +257,6 @@ class RankUpdates:
             if reason is not None:
                 return Staged(error=reason)
             for target in list(self.targets):
-                target.report = None
-                target.staging = None
                 try:
                     target.staging = target.receiver.prepare(asked, timeout=left(end))
                 except Exception:
