@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -413,6 +415,79 @@ def test_a_pause_ends_the_pull_and_keeps_the_version(rig: Rig) -> None:
     rig.publish(3)
     assert update(receiver, 3).mode == "delta"
     assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_a_pause_waits_for_what_pulls_have_given_to_the_device(rig: Rig) -> None:
+    _, loader, receiver = rig.engine()
+    update(receiver, 1)
+    before = loader.synchronized
+    receiver.pause()
+    assert loader.synchronized > before
+
+
+class Held:
+    """The native receiver; its pulls go on until they are let go."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def pull(self, *arguments: Any) -> Any:
+        self.begun.set()
+        assert self.goes_on.wait(WAIT)
+        return self.native.pull(*arguments)
+
+
+def test_a_pause_waits_for_a_pull_that_another_one_has_replaced(rig: Rig) -> None:
+    _, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.pause()
+    held = receiver._receiver._bound.native = Held(receiver._receiver._bound.native)
+    receiver.follow()
+    assert held.begun.wait(WAIT)
+    first = receiver._receiver._pulls.staged
+    receiver.prepare(timeout=WAIT)
+    while receiver._receiver._pulls.staged is first:
+        time.sleep(0.01)
+    threading.Timer(0.5, held.goes_on.set).start()
+    receiver.pause()
+    assert held.goes_on.is_set()
+
+
+def test_memory_that_a_pull_still_reads_has_to_stay(rig: Rig) -> None:
+    _, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.pause()
+    held = receiver._receiver._bound.native = Held(receiver._receiver._bound.native)
+    receiver.follow()
+    assert held.begun.wait(WAIT)
+    receiver.timeout = 0.1
+    for call in (receiver.pause, receiver.lose):
+        with pytest.raises(errors.DeadlinePassed):
+            call()
+    held.goes_on.set()
+    receiver.pause(WAIT)
+
+
+def test_a_pull_that_was_cancelled_while_it_waited_for_the_receiver_is_not_begun(rig: Rig) -> None:
+    _, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.pause()
+    bound = receiver._receiver._bound
+    held = bound.native = Held(bound.native)
+    held.goes_on.set()
+    with bound.lock:
+        waits = receiver._receiver.follow()
+        while not waits._future.running():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        receiver._receiver.cancel()
+    with pytest.raises(errors.Cancelled):
+        waits.wait(WAIT)
+    assert not held.begun.is_set()
 
 
 def test_nothing_is_pulled_while_the_model_cannot_be_written(rig: Rig) -> None:

@@ -49,6 +49,15 @@ class FakeReceiver:
     def follow(self) -> None:
         self.do("follow")
 
+    def pause(self) -> None:
+        self.do("pause")
+
+    def lose(self) -> None:
+        self.do("lose")
+
+    def regain(self, reason: str) -> None:
+        self.do("regain")
+
     def do(self, what: str) -> None:
         self.calls.append(f"{self.role}.{what}")
         if self.failing == what:
@@ -427,13 +436,16 @@ def test_another_ranks_weights_of_no_version_are_told_by_all(monkeypatch: pytest
 
 def test_only_what_does_not_come_back_by_itself_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
-    for role, receiver in rank.receivers.items():
-        for call in ("pause", "lose", "regain"):
-            said = f"{role}.{call}"
-            monkeypatch.setattr(receiver, call, lambda *_, said=said: rank.calls.append(said), raising=False)
     rank.updates.sleeps(lambda role: role == "target")
     rank.updates.woke(lambda role: role == "target")
     assert rank.calls == ["target.pause", "draft.lose", "target.follow", "draft.regain"]
+
+
+def test_a_pull_that_does_not_end_keeps_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    rank.receivers["target"].failing = "pause"
+    with pytest.raises(errors.CorruptData):
+        rank.updates.sleeps(lambda role: True)
 
 
 def test_what_a_request_asks_for() -> None:

@@ -214,6 +214,8 @@ class Pulls:
         while True:
             try:
                 with self._bound.locked("pull", math.inf, prepared):
+                    if prepared.over:  # who cancelled it may have waited for this lock, and seen it free
+                        raise Cancelled(f"the pull of version {prepared.asked or 'newest'} was cancelled")
                     self.forget()
                     staged = self._bound.native.pull(
                         number, label, epoch, prepared._newer, left(prepared._end), prepared._stop, directory

@@ -212,16 +212,18 @@ class EngineReceiver:
             self._following = None
             self._following = receiver.follow()
 
-    def pause(self) -> None:
-        """Ends all pulls and waits for them: nothing of this receiver touches live memory until :meth:`follow` or
-        :meth:`prepare`. What was staged is forgotten."""
+    def pause(self, timeout: float | None = None) -> None:
+        """Ends all pulls, and waits for them and for what they have given to the device: nothing of this receiver
+        touches live memory until :meth:`follow` or :meth:`prepare`. What was staged is forgotten.
+
+        DeadlinePassed: a pull still goes on."""
+        end = end_of("pause", timeout, self.timeout)
         self._drop_staging()
         self._following = None
         if self._receiver is not None:
-            following = self._receiver._pulls.staged
             self._receiver.cancel()
-            if following is not None:
-                concurrent.futures.wait([following._future], self.timeout)
+            with self._receiver._bound.locked("pause", end):  # as each pull has it, to its end
+                self.loader.synchronize()
 
     def void(self, reason: str, *, doubt: bool = True) -> None:
         """Live memory is no longer this version's (lost in sleep, re-allocated, half loaded): the next commit is a full
@@ -230,7 +232,10 @@ class EngineReceiver:
         if self.state in (CONNECTING, CLOSED):
             return
         _log.warning("%s: the next update loads all weights again: %s", self.name, reason)
-        self.pause()
+        try:
+            self.pause()
+        except Exception as error:  # what follows waits, too
+            _log.error("%s: %s", self.name, error)
         self.version = self._before = None
         self.doubt, self.state, self._mode = reason if doubt else self.doubt, LOADING, ""
         try:
@@ -249,7 +254,7 @@ class EngineReceiver:
                 self._adopt(left(end))
             except Error as error:  # the shadow has no version then
                 _log.warning("%s: %s", self.name, error)
-        self.pause()
+        self.pause(left(end))
         self._mode = ""  # there is nothing left to roll back to
         receiver, trace, version = self._receiver, self.trace, self.version
         if not self._shadow or self.state != PLACED or receiver is None or trace is None or version is None:

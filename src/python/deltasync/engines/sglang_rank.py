@@ -208,10 +208,10 @@ class RankUpdates:
 
     def sleeps(self, kept: Callable[[str], bool]) -> None:
         """Nothing touches the models' memory from here on; ``kept``: whether a role's content comes back by itself.
-        Raises if a device may still write to some of it: the memory has to stay."""
+        Raises if something may still touch some of it: the memory has to stay."""
         for target in self.targets:
             if kept(target.role):
-                self._each(lambda target: target.receiver.pause(), [target])
+                target.receiver.pause()
             else:
                 target.receiver.lose()
 
