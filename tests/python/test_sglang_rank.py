@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from deltasync import Tls, errors
 from deltasync._native import Version
-from deltasync.engines import sglang_rank
+from deltasync.engines import sglang_plugin, sglang_rank
 from deltasync.engines.group import Ending, Group, Lacks
 from deltasync.engines.sglang_rank import RankUpdates, Settings, Target, asked_version
 
@@ -446,6 +446,25 @@ def test_a_pull_that_does_not_end_keeps_the_memory(monkeypatch: pytest.MonkeyPat
     rank.receivers["target"].failing = "pause"
     with pytest.raises(errors.CorruptData):
         rank.updates.sleeps(lambda role: True)
+
+
+@pytest.mark.parametrize("failing", ["lose", "release", "half of it"])
+def test_weights_that_were_not_released_are_awake(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    manager, asked = rank.updates.manager, types.SimpleNamespace(tags=[])
+    rank.receivers["draft"].failing = failing
+    monkeypatch.setattr(sglang_plugin, "_is_backed_up", lambda role: False)
+    monkeypatch.setitem(sglang_plugin._ranks, id(manager), rank.updates)
+
+    def release(*_: Any) -> None:
+        if failing == "half of it":
+            manager.offload_tags = {"weights"}
+        raise errors.CorruptData("SGLang is not idle")
+
+    with pytest.raises(errors.CorruptData):
+        sglang_plugin.release_memory(release, manager, asked)
+    woke = [] if failing == "half of it" else ["target.regain", "draft.regain"]
+    assert rank.calls == ["target.lose", "draft.lose", *woke]
 
 
 def test_what_a_request_asks_for() -> None:

@@ -104,9 +104,15 @@ def foreign_update(original: Any, manager: Any, *args: Any, **kwargs: Any) -> An
 
 def release_memory(original: Any, manager: Any, recv_req: Any) -> Any:
     known = _ranks.get(id(manager))
-    if known is not None and _has_weights(recv_req):
+    if known is None or not _has_weights(recv_req):
+        return original(manager, recv_req)
+    try:
         known.sleeps(_is_backed_up)
-    return original(manager, recv_req)
+        return original(manager, recv_req)
+    except BaseException:
+        if "weights" not in manager.offload_tags:  # they stay, and nobody will resume them
+            known.woke(_is_backed_up)
+        raise
 
 
 def resume_memory(original: Any, manager: Any, recv_req: Any) -> Any:
