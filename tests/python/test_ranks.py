@@ -241,6 +241,24 @@ def test_a_commit_that_fails_on_one_rank_is_rolled_back_on_all(
     assert fleet.values == [2.0] * RANKS
 
 
+def test_a_version_that_came_again_with_other_bytes_is_rolled_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does in which an agent has found a damaged tile."""
+    update(fleet.client)
+    held = fleet.receivers[0].version
+    fleet.train(2.0)
+
+    def fail(**_: Any) -> Any:
+        raise errors.IoError("the device is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(deltasync.Receiver, "version", property(lambda _: held))
+        broken.setattr(fleet.receivers[2], "commit", fail)
+        assert "as before" in update(fleet.client, 500)
+    assert fleet.values == [1.0] * RANKS
+
+
 def test_a_rollback_that_fails_stops_the_engine_until_an_update(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     update(fleet.client)
     fleet.train(2.0)

@@ -17,7 +17,7 @@ class ReceiverWeights:
         self.receiver = receiver
         #: What was staged and not committed; empty: nothing.
         self.staged = ""
-        self._before: Version | None = None
+        self._changed = False  # by the last commit
         self._verify = False
         #: Live memory may not be what was committed.
         self.wrong = False
@@ -57,8 +57,8 @@ class ReceiverWeights:
 
     def commit(self, timeout: float) -> None:
         end = time.monotonic() + timeout
-        self.staged, self._before = "", self.receiver.version
-        self.receiver.commit(timeout=timeout)
+        self.staged, self._changed = "", False
+        self._changed = self.receiver.commit(timeout=timeout).mode != "up_to_date"
         if self._verify:
             self.wrong = True
             if wrong := self.receiver.attest(timeout=left(end)):
@@ -66,8 +66,8 @@ class ReceiverWeights:
             self.wrong = False
 
     def rollback(self) -> None:
-        """The last commit, if it has changed anything."""
-        if self.receiver.version != self._before:
+        """The last commit, if it has changed anything; a version may come again with other bytes."""
+        if self._changed or self.receiver.lost:
             self.receiver.rollback()
 
     def release(self, timeout: float) -> None:
