@@ -4,6 +4,8 @@
 // Who runs it does what action() says, answers with the event that stands beside the action, and goes on until it is
 // done. All that is asked of the registers: who writes one that has a value changes nothing, and reads what stands
 // there. So any store with a compare-and-swap will do: torch.distributed's, a database, a service of one's own.
+// Registers of a round with a name may be erased once a later one has a yes: who votes there has left this one. Before
+// that somebody may stand still with a no on its way, which would be the first write again.
 //
 // One round of votes: each rank writes its vote, and waits for those of all others. Who has all of them writes the
 // verdict; who waited in vain writes a no. The first write counts, and everybody takes what stands there. So a rank

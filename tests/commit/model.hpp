@@ -34,6 +34,7 @@ struct Budget {
   std::uint8_t others = 0;       ///< votes about another version
   bool lacks = false;            ///< there is something that no rank takes
   bool loads = false;            ///< what is written cannot be rolled back
+  bool erases = false;           ///< rank 0 erases the rounds before the last one with a yes
   std::uint8_t deaths = 0;       ///< after each of which the rank may start again
   std::uint8_t store_fails = 0;  ///< with the effect of the call, or without
   std::uint8_t commit_fails = 0;
@@ -46,6 +47,7 @@ struct Rules {
   Guard guard = Guard::none;  ///< of the machine
   bool overwrites = false;    ///< a register takes every value
   bool never_ends = false;    ///< ranks have no deadline
+  bool erases_early = false;  ///< rank 0 erases the rounds that it has left itself
 };
 
 struct Seen {

@@ -1,6 +1,7 @@
 #include "tests/commit/model_world.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/bytes.hpp"
 #include "base/hash.hpp"
@@ -147,6 +148,7 @@ class Choices {
  public:
   Choices(const World& world, const Rules& rules) : from_(world), rules_(rules) {
     for (std::uint32_t r = 0; r < world.left.ranks; ++r) rank(r);
+    if (world.left.erases) erases();
   }
   std::vector<Next> take() { return std::move(next_); }
 
@@ -193,6 +195,17 @@ class Choices {
       --w.left.others;
       begin(w, r, false, true);
     }
+  }
+
+  /// A rank votes in one round after the other: once all have voted in one, nobody reads those before.
+  void erases() {
+    const std::string at = std::to_string(from_.rank[0].times);
+    if (from_.yes.count(from_.left.updates ? at + "/staged" : at) == 0 && !rules_.erases_early) return;
+    World w = from_;
+    for (auto each = w.registers.begin(); each != w.registers.end();) {
+      each = std::stoi(each->first) < std::stoi(at) ? w.registers.erase(each) : std::next(each);
+    }
+    if (w.registers.size() < from_.registers.size()) next_.emplace_back("rounds before " + at + " are erased", w);
   }
 
   void fails(std::uint32_t r, const Action& action) {
@@ -315,6 +328,7 @@ Digest128 fingerprint(const World& w) {
     add(name);
     add(value);
   }
+  for (const std::string& round : w.yes) add(round);
   for (std::uint32_t r = 0; r < w.left.ranks; ++r) {
     const Rank& rank = w.rank[r];
     add("rank");

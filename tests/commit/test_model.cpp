@@ -42,6 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Updates, CommitModel,
                              {"TwoRestart", {.noes = 1, .deaths = 2}},
                              {"TwoTwice", {.times = 2, .store_fails = 1}},
                              {"TwoCountedTwice", {.times = 2, .counted = true}},
+                             {"TwoTwiceErased", {.times = 2, .erases = true, .store_fails = 1}},
                              {"TwoLack", {.lacks = true, .store_fails = 1}},
                              {"TwoLoad", {.loads = true, .deaths = 1, .store_fails = 1, .commit_fails = 1}},
                              {"Three", {.ranks = 3}},
@@ -53,6 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Votes, CommitModel,
                              {"ThreeVote", {.ranks = 3, .updates = false, .noes = 1, .store_fails = 1}},
                              {"ThreeVoteAndRestart", {.ranks = 3, .updates = false, .noes = 1, .deaths = 1}},
                              {"ThreeVoteCounted", {.ranks = 3, .updates = false, .counted = true, .store_fails = 1}},
+                             {"ThreeVoteTwiceErased", {.ranks = 3, .times = 2, .updates = false, .erases = true}},
                              {"FourVote", {.ranks = 4, .updates = false}},
                          }),
                          [](const auto& of) { return of.param.name; });
@@ -93,6 +95,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"SettlesOnYes", {.loads = true}, {.guard = Guard::settles_on_yes}, Violation::mixed},
         {"RegistersAreOverwritten", {}, {.overwrites = true}, Violation::split},
         {"NoDeadline", {}, {.never_ends = true}, Violation::stuck},
+        {"ErasesEarly", {.times = 2, .erases = true}, {.erases_early = true}, Violation::split},
     }),
     [](const auto& of) { return of.param.name; });
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import deltasync
 import pytest
-from deltasync import errors
+from deltasync import _rank, errors
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -38,6 +38,33 @@ def test_the_store_does_not_grow(fleet: Fleet) -> None:
         update(fleet.client)
         keys.append(fleet.store.num_keys())
     assert len(set(keys[12:])) == 1, keys
+
+
+def test_who_stands_still_behind_its_vote_finds_the_others(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many updates have failed for lack of it meanwhile."""
+    monkeypatch.setattr(_rank, "_MARGIN_S", 0.0)
+    fleet = Fleet(segment_name, timeout=10)
+    update(fleet.client)
+    fleet.train(2.0)
+    keys, goes_on, rolled_back = fleet.followers[2]._rank.keys, threading.Event(), []
+    check = keys.check
+
+    def late(names: Any) -> bool:
+        if any("/written/" in name for name in names):
+            goes_on.wait(60)
+        return check(names)
+
+    monkeypatch.setattr(keys, "check", late)
+    monkeypatch.setattr(fleet.receivers[2], "rollback", lambda: rolled_back.append(2))
+    update(fleet.client)
+    for _ in range(20):
+        with pytest.raises(errors.Aborted):
+            fleet.control._weights.stage("2", "", False, 0.1)
+    goes_on.set()
+    fleet.client.post("/v1/pause")
+    assert eventually(lambda: fleet.client.send("POST", "/v1/update_weights", {})[0] == 200)
+    assert not rolled_back and fleet.values == [2.0] * RANKS
+    fleet.close()
 
 
 def test_nothing_is_served_while_a_rank_that_was_started_again_has_no_weights(fleet: Fleet) -> None:

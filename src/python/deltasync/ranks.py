@@ -38,8 +38,6 @@ _EXPECT_S = 30.0
 #: Rank 0 looks so often whether the others are who they were.
 _WATCH_S = 0.5
 _COMMAND = "command"
-#: So many rounds back nobody looks any more.
-_ROUNDS_KEPT = 16
 
 
 class LeaderWeights:
@@ -82,18 +80,16 @@ class LeaderWeights:
         if directory:  # its files may be others on each host
             raise Unsupported("directory: the ranks of an engine cannot tell whether they read the same", "publish it")
         end = time.monotonic() + timeout
-        try:
-            if version:
-                self._rank.stage(
-                    self._tell("stage", self._come_together(end), end, version=version, verify=verify),
-                    version,
-                    verify,
-                    end,
-                )
-            else:
-                self._stage_newest(verify, end)
-        finally:
-            self._forget()
+        if version:
+            self._rank.stage(
+                self._tell("stage", self._come_together(end), end, version=version, verify=verify),
+                version,
+                verify,
+                end,
+            )
+        else:
+            self._stage_newest(verify, end)
+        self._forget()
 
     def commit(self, timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -200,8 +196,9 @@ class LeaderWeights:
         _log.warning("%s: %s; nothing is served until an update", self._rank.group.name, doubt)
 
     def _forget(self) -> None:
+        """Rounds before this one, in which all have voted: nobody looks there any more."""
         try:
-            for number in range(self._forgotten + 1, self._number - _ROUNDS_KEPT + 1):
+            for number in range(self._forgotten + 1, self._number):
                 for part in ("", "/staged", "/written", "/rolled back"):
                     for key in ("verdict", *(f"vote/{rank}" for rank in range(self._rank.group.ranks))):
                         self._rank.keys.delete(f"{self._id}-{number}{part}/{key}")
