@@ -115,26 +115,19 @@ Result<RepairReport> BoundTarget::restore_live(CanSleep& can, const CallContext&
 /// Nothing is live: a full update, verified as each is, which goes to its places.
 Result<RepairReport> BoundTarget::restore_by_pull(const CallOptions& call) {
   const auto start = std::chrono::steady_clock::now();
-  const bool was_released = std::exchange(released_, false);
-  const auto pull_and_commit = [&]() -> Result<PullReport> {
-    DS_ASSIGN(const auto staged, pull({}, call));
-    DS_TRY(staged->commit(call));
-    return staged->report();
-  };
-  const auto pulled = pull_and_commit();
-  if (!pulled.ok()) {
-    released_ = was_released;
-    return Error(pulled.error());
-  }
+  released_ = false;  // the memory is there, says the caller: if this fails, another pull may do
+  DS_ASSIGN(const auto staged, pull({}, call));
+  DS_TRY(staged->commit(call));
+  const PullReport& pulled = staged->report();
   RepairReport report;
-  report.version = pulled->version;
-  if (pulled->mode != PullMode::up_to_date) {
+  report.version = pulled.version;
+  if (pulled.mode != PullMode::up_to_date) {
     report.tiles = report.fetched = tiles_.tiles();
     report.bytes = tiles_.bytes();
   }
-  report.wire_bytes = pulled->wire_bytes;
-  report.metadata_bytes = pulled->metadata_bytes;
-  report.attest_s = pulled->attest_s;
+  report.wire_bytes = pulled.wire_bytes;
+  report.metadata_bytes = pulled.metadata_bytes;
+  report.attest_s = pulled.attest_s;
   report.total_s = seconds_since(start);
   return report;
 }

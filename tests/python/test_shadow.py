@@ -167,7 +167,22 @@ def test_a_module_that_woke_elsewhere_is_not_written(shadow: bool, segment_name:
             assert torch.equal(served.weight, trained.weight)
 
 
-def test_a_restore_that_fails_is_asked_for_again(segment_name: str, held_port: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_who_slept_before_the_first_version_wakes(background: bool, segment_name: str) -> None:
+    trained, served = model(1.0), model(0.0)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served, shadow=True, background=background) as receiver:
+            receiver.release()
+            with pytest.raises(errors.NotFound):
+                receiver.restore()
+            assert (receiver._pulls.staged is not None) == background
+            receiver.update()
+            assert torch.equal(served.weight, trained.weight) and receiver.attest() == []
+
+
+@pytest.mark.parametrize("again", ["restore", "update"])
+def test_a_restore_that_fails_is_asked_for_again(again: str, segment_name: str, held_port: Any) -> None:
     trained, served = model(1.0), model(0.0)
     listen = held_port.endpoint
     with deltasync.WeightManager(trained, name=segment_name, listen=listen) as manager:
@@ -180,11 +195,9 @@ def test_a_restore_that_fails_is_asked_for_again(segment_name: str, held_port: A
         with pytest.raises(errors.Error):
             receiver.restore(timeout=0.5)
         assert receiver.version is None
-        with pytest.raises(errors.InvalidArgument, match="has to be restored first"):
-            receiver.update(timeout=0.5)
         with deltasync.WeightManager(trained, name=f"{segment_name}-again", listen=listen) as manager:
             manager.offload()
-            receiver.restore()
+            getattr(receiver, again)()
             assert torch.equal(served.weight, trained.weight)
 
 

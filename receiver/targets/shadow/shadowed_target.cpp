@@ -278,14 +278,13 @@ Status ShadowedTarget::release(const CallContext& until) {
 
 Status ShadowedTarget::restore(const CallContext& until) {
   if (full_ != Full::closed) return Error(Errc::invalid_argument, "a full update is open");
+  released_ = false;  // the memory is there, says the caller: what the shadow cannot bring back a pull can
   if (shadow_.committed() == nullptr) return Error(Errc::not_found, "the shadow has no version");
   DS_TRY(until.check("writing live memory from the shadow"));
   // What is there still is not given up for a shadow that is rotten.
   if (live_->committed() != nullptr) DS_TRY(shadow_.check(until));
   forget_rollback();
-  DS_TRY(write_live(until));
-  released_ = false;
-  return {};
+  return write_live(until);
 }
 
 // ---- public --------------------------------------------------------------------------------------------------------

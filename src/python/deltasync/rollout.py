@@ -274,7 +274,7 @@ class Receiver:
         pull that is under way is cancelled, and begun again with ``background``.
 
         Errors: LayoutMismatch (the module is elsewhere), Unsupported (made without ``module`` and ``plan``), NotFound
-        (the shadow has no version), CorruptData (a tile of the shadow is wrong: update() then), IoError (a device's),
+        (the shadow has no version: update() then), CorruptData (a tile of it is wrong: likewise), IoError (a device's),
         DeadlinePassed, Cancelled (by :meth:`cancel` or :meth:`close`); without ``shadow`` those of :meth:`update`, too.
         """
         end = end_of("restore", timeout, self.timeout)
@@ -285,9 +285,9 @@ class Receiver:
                 self._pulls.forget()
                 self._bound.kept.check()
                 self._bound.kept.wait_for_kernels(end)
+                self._bound.released = False
                 with self._pulls.restoring() as stop:
                     report = RepairReport(**self._bound.native.restore(left(end), stop))
-                self._bound.released = False
         finally:
             self._pulls.begin_next_if_idle()
         return report

@@ -245,6 +245,15 @@ TEST_F(ShadowFaults, AShadowThatIsWrongIsNotWritten) {
   expect_holds(first_);
 }
 
+TEST_F(ShadowFaults, AShadowThatIsWrongIsPulledAgain) {
+  ASSERT_TRUE(static_cast<ShadowedTarget*>(target_.get())->release(in_time()).ok());
+  byte_of_shadow(3) ^= std::byte{1};
+  EXPECT_EQ(restore().error().code(), Errc::corrupt);
+  EXPECT_FALSE(shadow_of(*target_)->released);
+  ASSERT_TRUE(commit_staged().ok());
+  expect_holds(second_);
+}
+
 /// Live memory that has its version is not given up for a shadow that is rotten.
 TEST_F(ShadowFaults, AWrongShadowDoesNotCostAValidVersion) {
   std::byte& rotten = byte_of_shadow(3);
