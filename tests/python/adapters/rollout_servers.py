@@ -13,11 +13,12 @@ import deltasync
 
 class RolloutServer:
     """``calls`` has each route that was asked, in order, with its query and body; ``fail`` maps a route to an answer
-    (status, text) that it gives once."""
+    (status, text) that it gives once, before it does anything; ``lose`` has routes whose answer is lost once."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.fail: dict[str, tuple[int, str]] = {}
+        self.lose: set[str] = set()
         self.receiver: deltasync.Receiver | None = None
         self.paused = False
         self.label = "default"
@@ -39,7 +40,12 @@ class RolloutServer:
                     self.reply(*outer.fail.pop(split.path))
                     return
                 try:
-                    self.reply(200, outer.handle(split.path, given))
+                    answer = outer.handle(split.path, given)
+                    if split.path in outer.lose:
+                        outer.lose.remove(split.path)
+                        self.reply(504, "the answer is lost")
+                    else:
+                        self.reply(200, answer)
                 except Exception as error:
                     self.reply(500, {"error": str(error)})
 

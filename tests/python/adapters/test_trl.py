@@ -76,20 +76,51 @@ def test_a_rank_that_fails_leaves_a_server_that_can_begin_again(server: RolloutS
     server.fail["/update_weights"] = (500, "rank 1: no space")
     with pytest.raises(errors.InternalError, match="rank 1: no space"):
         transfer.send_weights(stream(trained))
-    # Its session is closed without a label, and it generates again.
-    assert server.calls[-2:] == [("/finish_weight_update", {}), ("/resume", {})]
-    assert server.label == "1"
+    # Its session is closed without a label.
+    assert server.calls[-1] == ("/finish_weight_update", {})
+    assert server.label == "1" and server.paused
     transfer.send_weights(stream(trained))
     transfer.resume()
-    assert server.label == "3"
+    assert server.label == "3" and not server.paused
+    transfer.destroy()
+
+
+def broken() -> Iterator[tuple[str, torch.Tensor]]:
+    yield "0.weight", torch.zeros(16, 8, dtype=torch.bfloat16)
+    raise RuntimeError("gather broke")
+
+
+def test_a_server_whose_weights_may_be_of_no_version_stays_paused(server: RolloutServer, segment_name: str) -> None:
+    transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
+    for by_hand in (True, False):
+        server.fail["/update_weights"] = (500, "WeightsUnknown: NOT ALL RANKS HAVE THE WEIGHTS OF BEFORE")
+        with pytest.raises(errors.InternalError, match="NOT ALL RANKS"):
+            transfer.send_weights(stream(model()))
+        with pytest.raises(RuntimeError, match="gather broke"):
+            transfer.send_weights(broken())
+        assert server.paused and "/resume" not in server.routes
+        if by_hand:
+            transfer.resume()
+            assert not server.paused
+            server.calls.clear()
+    transfer.destroy()
+    assert server.paused and "/resume" not in server.routes
+
+
+def test_an_update_is_never_on_a_server_that_generates(server: RolloutServer, segment_name: str) -> None:
+    transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
+    transfer.send_weights(stream(model()))
+    server.lose.add("/resume")
+    with pytest.raises(errors.InternalError, match="is lost"):
+        transfer.resume()
+    assert not server.paused
+    transfer.send_weights(stream(model()))  # whose /update_weights wants a pause
+    transfer.resume()
+    assert server.label == "2"
     transfer.destroy()
 
 
 def test_an_iterator_that_raises_touches_no_server(server: RolloutServer, segment_name: str) -> None:
-    def broken() -> Iterator[tuple[str, torch.Tensor]]:
-        yield "0.weight", torch.zeros(16, 8, dtype=torch.bfloat16)
-        raise RuntimeError("gather broke")
-
     transfer = WeightTransfer([VllmServer(server.url)], model=model(), timeout=60, name=segment_name)
     with pytest.raises(RuntimeError, match="gather broke"):
         transfer.send_weights(broken())
@@ -112,6 +143,10 @@ def test_two_servers_and_one_that_fails_is_named(server: RolloutServer, segment_
         other.fail["/start_weight_update"] = (500, "not now")
         with pytest.raises(errors.InternalError, match=f"{other.url}.*not now"):
             transfer.send_weights(stream(trained))
+        assert server.paused and other.paused
+        transfer.send_weights(stream(trained))
+        transfer.resume()
+        assert (server.label, other.label) == ("3", "3")
         assert not server.paused and not other.paused
         transfer.destroy()
     finally:

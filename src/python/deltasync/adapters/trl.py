@@ -37,7 +37,9 @@ class WeightTransfer:
     ``early_pause``: pause when trl says so, and not only for the commit. Further options are
     :class:`~deltasync.adapters.publisher.Publisher`'s: ``model``, ``host``, ``token_file``, ``tls``, ...
 
-    A failed :meth:`send_weights` raises; the server then goes on with the version before, and so may the trainer.
+    A failed :meth:`send_weights` raises. A server that was not asked to update yet goes on with the version before. One
+    that was stays paused, since its weights may be of no version: the next synchronisation that succeeds ends that, or
+    :meth:`resume`, if the error says that nothing has changed.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class WeightTransfer:
         self.report: OffloadReport | None = None
         self._options = publisher
         self._connected = False
-        self._paused = False
+        self._paused = False  # as far as is known
+        self._unsure = False  # which weights the server has
 
     def init_weight_transfer(self) -> None:
         """Starts the agent. The server learns of it with the first version, when there is something to pull."""
@@ -69,7 +72,7 @@ class WeightTransfer:
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Publishes the pairs as the next version, and has the server commit it. Raises what the offload raises, or
-        the server's error; the server is not left paused."""
+        the server's error."""
         end = time.monotonic() + self.timeout
         if self.publisher is None:
             self.init_weight_transfer()
@@ -82,15 +85,17 @@ class WeightTransfer:
                 self.server.connect(info, left(end))
                 self._connected = True
             self._pause(left(end))
-            self.server.update(self.report.version.number, left(end))
         except BaseException:
             self._resume_quietly()
             raise
+        self._unsure = True
+        self.server.update(self.report.version.number, left(end))
+        self._unsure = False
 
     def resume(self) -> None:
         if self._paused:
             self.server.resume(self.timeout)
-            self._paused = False
+            self._paused = self._unsure = False
 
     def destroy(self) -> None:
         """At the end of training: ends the agent."""
@@ -101,12 +106,14 @@ class WeightTransfer:
         self._connected = False
 
     def _pause(self, timeout: float) -> None:
-        if not self._paused:
-            # Even if its answer is lost the server may be paused.
-            self._paused = True
-            self.server.pause(timeout)
+        # Each time: it may generate although the answer of resume() was lost. It may be paused if that of pause() is.
+        self._paused = True
+        self.server.pause(timeout)
 
     def _resume_quietly(self) -> None:
+        if self._unsure:
+            _log.error("the rollout server stays paused: its update failed, and its weights may be of no version")
+            return
         try:
             self.resume()
         except Error as error:
