@@ -57,8 +57,6 @@ class Gathering:
         self._reserved, self._temporary = 0, 0
         self._begun = 0
         self._over = False
-        #: A wait has ended without what it was for: the group is of no more use.
-        self.out_of_step = False
         #: Of this rank: seconds that it waited for others' elements, and that it packed and made tensors; bytes.
         self.gather_s, self.convert_s, self.temporary_bytes_max = 0.0, 0.0, 0
 
@@ -80,7 +78,7 @@ class Gathering:
     def fail(self, error: BaseException) -> None:
         """This rank takes part no more: nor do the others, which get this error. Nothing, if they know. Waits for
         nobody."""
-        if not self._over and self._group.size > 1:
+        if not self._over and self._group.size > 1 and not self._group.out_of_step:
             self._over = True
             self._group.any_failed(True)
             self._group.errors(error)
@@ -144,7 +142,7 @@ class Gathering:
     def _receive(self, here: _Running) -> None:
         began = time.monotonic()
         for work in here.works:
-            self._wait(work, "the elements of other ranks")
+            self._group.wait(work, "the elements of other ranks", self._left())
         here.works.clear()
         here.stage.end(here.carrier.kept_bytes + here.carrier.staged_bytes)
         self.gather_s += time.monotonic() - began
@@ -187,16 +185,9 @@ class Gathering:
         if self._group.size == 1:
             return
         work, failed = self._group.any_failed(False)
-        self._wait(work, "the other ranks' next bucket")
+        self._group.wait(work, "the other ranks' next bucket", self._left())
         if int(failed):
             work, errors = self._group.errors(None)
-            self._wait(work, "what went wrong")
+            self._group.wait(work, "what went wrong", self._left())
             self._over = True
             raise self._group.first_error(errors) or InternalError("a rank failed without an error")
-
-    def _wait(self, work: Any, what: str) -> None:
-        try:
-            self._group.wait(work, what, self._left())
-        except BaseException:
-            self._over = self.out_of_step = True
-            raise

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from .errors import DeadlinePassed, Error, InvalidArgument, from_code
+from .errors import Aborted, DeadlinePassed, Error, InvalidArgument, from_code
 
 #: What one process tells the others, padded with blanks. Messages of errors are cut to fit.
 _MESSAGE_BYTES = 4096
 _ERROR_CHARACTERS = 600
 #: A wait of torch may end so much before its time.
 _EARLY_S = 0.01
+_REMEDY = "start the ranks again"
 
 _T = TypeVar("_T")
 
@@ -26,11 +27,13 @@ class Group:
 
     ``group``: None or False (one process), True (the default group), or a ProcessGroup. What its processes tell each
     other is plain JSON. InvalidArgument if torch.distributed is not initialized or this process is not in the group.
+    A wait that ends in vain leaves the ranks out of step, so every call after it is refused (Aborted).
     """
 
     def __init__(self, group: Any) -> None:
         self._group = None if isinstance(group, bool) else group
         self.rank, self.size = 0, 1
+        self.out_of_step = False
         if group is None or group is False:
             return
         import torch.distributed as dist
@@ -53,6 +56,7 @@ class Group:
         code that says so. DeadlinePassed if rank 0 has said nothing after `timeout` seconds."""
         if self.size == 1:
             return make()
+        self._require_in_step()
         failure: BaseException | None = None
         told: dict[str, Any] = {}
         if self.rank == 0:
@@ -60,10 +64,8 @@ class Group:
                 told = {"made": make()}
             except BaseException as error:
                 failure, told = error, _said(error)
-        import torch.distributed as dist
-
         buffer = self._buffer(told)
-        self.wait(dist.broadcast(buffer, group=self._group, group_src=0, async_op=True), "rank 0 to start", timeout)
+        self.wait(self.broadcast(buffer, 0), "rank 0 to start", timeout)
         if failure is not None:
             raise failure
         told = _read(buffer)
@@ -76,18 +78,16 @@ class Group:
         the first that failed, which it names."""
         if self.size == 1:
             return [make()]
+        self._require_in_step()
         failure: BaseException | None = None
         told: dict[str, Any] = {}
         try:
             told = {"made": make()}
         except BaseException as error:
             failure, told = error, _said(error)
-        import torch.distributed as dist
-
-        mine = self._buffer(told)
-        buffers = [mine.clone() for _ in range(self.size)]
+        work, buffers = self._all_gather(self._buffer(told))
         try:
-            self.wait(dist.all_gather(buffers, mine, group=self._group, async_op=True), "all ranks", timeout)
+            self.wait(work, "all ranks", timeout)
         except DeadlinePassed:
             if failure is None:
                 raise
@@ -109,17 +109,13 @@ class Group:
             packed.append(zlib.compress(json.dumps(make()).encode(), 1))
             return len(packed[0])
 
-        end = time.monotonic() + timeout
         sizes = self.gather(pack, timeout)
         import torch
-        import torch.distributed as dist
 
         mine = torch.zeros(max(sizes), dtype=torch.uint8)
         mine[: sizes[self.rank]] = torch.frombuffer(bytearray(packed[0]), dtype=torch.uint8)
-        mine = mine.to(self.device)
-        buffers = [torch.empty_like(mine) for _ in range(self.size)]
-        work = dist.all_gather(buffers, mine, group=self._group, async_op=True)
-        self.wait(work, "what all ranks have", end - time.monotonic())
+        work, buffers = self._all_gather(mine.to(self.device))
+        self.wait(work, "what all ranks have", timeout)
         return [
             json.loads(zlib.decompress(bytes(buffer[:size].cpu().numpy())))
             for buffer, size in zip(buffers, sizes, strict=True)
@@ -139,16 +135,12 @@ class Group:
 
     def broadcast(self, tensor: Any, rank: int) -> Any:
         """The rank's, on all. What is to be waited for."""
-        import torch.distributed as dist
-
-        return dist.broadcast(tensor, group=self._group, group_src=rank, async_op=True)
+        return self._begin("broadcast", tensor, group_src=rank)
 
     def exchange(self, into: Any, of: Any, sizes_into: list[int], sizes_of: list[int]) -> Any:
         """To each rank its part of `of`, and from each what is for this one, in order of ranks; sizes are of one
         dimension. What is to be waited for."""
-        import torch.distributed as dist
-
-        return dist.all_to_all_single(into, of, sizes_into, sizes_of, group=self._group, async_op=True)
+        return self._begin("all_to_all_single", into, of, sizes_into, sizes_of)
 
     def any_failed(self, failed: bool) -> tuple[Any, Any]:
         """Whether this rank has: what is to be waited for, and a tensor that is not 0 then if any has."""
@@ -156,21 +148,34 @@ class Group:
         import torch.distributed as dist
 
         flag = torch.tensor([int(failed)], dtype=torch.int32, device=self.device)
-        return dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True), flag
+        return self._begin("all_reduce", flag, dist.ReduceOp.MAX), flag
 
     def errors(self, error: BaseException | None) -> tuple[Any, list[Any]]:
         """This rank's, if it has one: what is to be waited for, and what first_error() takes then."""
-        import torch.distributed as dist
-
-        mine = self._buffer({} if error is None else _said(error))
-        buffers = [mine.clone() for _ in range(self.size)]
-        return dist.all_gather(buffers, mine, group=self._group, async_op=True), buffers
+        return self._all_gather(self._buffer({} if error is None else _said(error)))
 
     def first_error(self, buffers: list[Any]) -> Error | None:
         for rank, told in enumerate(map(_read, buffers)):
             if "error" in told:
                 return from_code(told["code"], f"rank {rank} failed: {told['error']}")
         return None
+
+    def _require_in_step(self) -> None:
+        if self.out_of_step:
+            raise Aborted("process_group: ranks waited in vain for each other in an earlier call", _REMEDY)
+
+    def _all_gather(self, mine: Any) -> tuple[Any, list[Any]]:
+        import torch
+
+        buffers = [torch.empty_like(mine) for _ in range(self.size)]
+        return self._begin("all_gather", buffers, mine), buffers
+
+    def _begin(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """A collective of torch.distributed: what is to be waited for."""
+        import torch.distributed as dist
+
+        self._require_in_step()
+        return getattr(dist, name)(*arguments, group=self._group, async_op=True, **options)
 
     def _buffer(self, message: dict[str, Any]) -> Any:
         import torch
@@ -191,10 +196,12 @@ class Group:
         began = time.monotonic()
         try:
             work.wait(timedelta(seconds=max(timeout, 0.001)))
-        except RuntimeError as error:
-            if time.monotonic() - began < timeout - _EARLY_S:
-                raise  # a rank has died: torch says which connection broke
-            raise DeadlinePassed(f"process_group: rank {self.rank} waited {timeout:.1f} s for {what}") from error
+        except BaseException as error:
+            self.out_of_step = True
+            if not isinstance(error, RuntimeError) or time.monotonic() - began < timeout - _EARLY_S:
+                raise  # a rank has died, for example: torch says which connection broke
+            message = f"process_group: rank {self.rank} waited {timeout:.1f} s for {what}"
+            raise DeadlinePassed(message, _REMEDY) from error
 
 
 def _said(error: BaseException) -> dict[str, Any]:

@@ -12,19 +12,18 @@ from ._gathered import bucket_size, for_writing, require_same
 from ._gathering import Gathering
 from ._megatron_pieces import is_megatron
 from ._slices import LocalRect
-from .errors import Aborted, InvalidArgument, LayoutMismatch
-from .megatron import MODES, ExportPlan, default_group, plan, prove
+from .errors import InvalidArgument, LayoutMismatch
+from .megatron import MODES, ExportPlan, plan, prove
 
 
 class Export:
     """Rectangles that each rank writes out of its own memory, and tensors that are gathered."""
 
-    def __init__(self, made: ExportPlan, hf: str, prove: str, process_group: Any, bucket_bytes: int) -> None:
-        self.plan, self.process_group = made, process_group
+    def __init__(self, made: ExportPlan, hf: str, prove: str, bucket_bytes: int) -> None:
+        self.plan = made
         self._hf, self._prove = hf, prove == "first"
         self._bucket_bytes = bucket_bytes
         self._wholes: list[Whole] = []
-        self._last: Gathering | None = None
 
     def tensors(self, chunks: Any, timeout: float) -> list[tuple[str, Any]]:
         """As ExportPlan.tensors(); the first time after a proof of at most `timeout` seconds. InvalidArgument: `chunks`
@@ -42,14 +41,8 @@ class Export:
         return self.plan.tensors()
 
     def gathering(self, left: Callable[[], float]) -> Gathering | None:
-        """Of the tensors that tensors() leaves out, once it knows which; None if there are none. Aborted: an earlier
-        one has left the ranks out of step."""
-        if not self._wholes:
-            return None
-        if self._last is not None and self._last.out_of_step:
-            raise Aborted("offload: ranks waited in vain for each other in an earlier one", "start the ranks again")
-        self._last = for_writing(self.plan, self._wholes, self._bucket_bytes, left)
-        return self._last
+        """Of the tensors that tensors() leaves out, once it knows which; None if there are none."""
+        return for_writing(self.plan, self._wholes, self._bucket_bytes, left) if self._wholes else None
 
     def gathered_here(self) -> list[tuple[int, LocalRect]]:
         """What this rank writes of those: tensors of the layout, and the rectangle."""
@@ -93,8 +86,6 @@ def export_of(
         raise InvalidArgument(f'prove={prove!r:.40} is neither "first" nor "off"')
     if hf is None:
         raise InvalidArgument("WeightManager: a model of Megatron without hf=", "give the directory it began from")
-    if process_group is None:
-        process_group = default_group()
     made = plan(model, hf, tables=tables, ignored=ignored, process_group=process_group, mode=export, timeout=timeout)
     require_same(made._group.gather(lambda: bucket_bytes, timeout))
-    return Export(made, _checks.path("hf", hf), prove, process_group, bucket_bytes)
+    return Export(made, _checks.path("hf", hf), prove, bucket_bytes)

@@ -120,7 +120,7 @@ class WeightManager:
             if dtype is not None or files or tensor_parallel != 1:
                 raise InvalidArgument("WeightManager: hf= says dtypes and files of a model of Megatron")
             self.layout, self.sidecar = self._export.plan.layout, self._export.plan.sidecar
-            process_group = self._export.process_group
+            self._group = self._export.plan._group
         else:
             self.layout, self.sidecar = layout_of(
                 model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
@@ -129,12 +129,12 @@ class WeightManager:
                 check_checkpoint(
                     self.layout, _checks.path("hf", hf), lambda name: ignores_checkpoint_tensor(model, name)
                 )
+            self._group = Group(process_group)
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
         self._shapes = [memory_shape(tensor.shape, tensor.dtype) for tensor in self.layout]
         self._bytes = [self.layout[i].nbytes for i in range(len(self.layout))]
-        self._group = Group(process_group)
         self._offloading = False
         #: Of the version that is written, the tensors that ranks put together.
         self._gathering: Gathering | None = None

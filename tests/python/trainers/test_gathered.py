@@ -193,7 +193,7 @@ def test_a_rank_that_does_nothing_ends_the_others_at_the_deadline(fake: Fake, tm
             said: Any = None
             time.sleep(6)
         else:
-            said = error_of(lambda: list(got))
+            said = error_of(lambda: list(got)), error_of(lambda: megatron.export_hf_named_params(plan))
         return said
 
     def alone(rank: int) -> None:
@@ -203,10 +203,11 @@ def test_a_rank_that_does_nothing_ends_the_others_at_the_deadline(fake: Fake, tm
     with pytest.raises(AssertionError, match="it ended"):
         run_ranks(2, alone, tmp_path)
     results = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(2)]
-    kind, message, took = results[0]
+    (kind, message, took), (after, refused, at_once) = results[0]
     assert kind == "DeadlinePassed"
     assert "rank 0 waited 2.0 s for the other ranks' next bucket" in message
     assert took < 5
+    assert after == "Aborted" and "waited in vain" in refused and at_once < 1
 
 
 def test_an_offload_after_a_wait_in_vain_is_refused(fake: Fake, tmp_path: Path) -> None:

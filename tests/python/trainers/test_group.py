@@ -1,0 +1,58 @@
+"""What ranks tell each other through a process group, and what is left of it after a wait in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from deltasync import errors  # noqa: E402
+from deltasync._group import Group  # noqa: E402
+from gloo_ranks import run_ranks  # noqa: E402
+
+
+def test_what_takes_longer_to_make_than_ranks_wait_is_the_same_on_all(tmp_path: Path) -> None:
+    def gather(rank: int) -> list[Any]:
+        group = Group(True)
+
+        def make() -> int:
+            time.sleep(1.0 + rank / 10)
+            return rank
+
+        return [group.gather_any(make, 0.5) for _ in range(5)]
+
+    assert run_ranks(2, gather, tmp_path) == [[[0, 1]] * 5] * 2
+
+
+def test_after_a_wait_in_vain_every_call_is_refused_at_once(tmp_path: Path) -> None:
+    def ask(rank: int) -> None:
+        group = Group(True)
+        if rank == 1:
+            time.sleep(4)
+            os._exit(0)
+        said: list[str] = []
+
+        def made() -> int:
+            said.append("made")
+            return 1
+
+        for call in (group.gather, group.gather, group.gather_any, group.from_leader, group.all_or_none):
+            with pytest.raises(errors.Error) as raised:
+                call(made, 0.5)
+            said.append(f"{type(raised.value).__name__}: {raised.value}")
+        (tmp_path / "said").write_text(json.dumps(said))
+        os._exit(0)  # the group is of no more use: not even for the barrier at the end
+
+    with pytest.raises(AssertionError, match="it ended"):
+        run_ranks(2, ask, tmp_path)
+    made, first, *others = json.loads((tmp_path / "said").read_text())
+    assert made == "made"
+    assert first == "DeadlinePassed: process_group: rank 0 waited 0.5 s for all ranks (start the ranks again)"
+    refused = "Aborted: process_group: ranks waited in vain for each other in an earlier call (start the ranks again)"
+    assert others == [refused] * 4
