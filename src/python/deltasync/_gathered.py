@@ -79,7 +79,7 @@ def export_hf_named_params(plan: Plan, *, bucket_bytes: int = BUCKET_BYTES, time
     Tensors travel in buckets: the next one while the tensors of this one are taken. The two need ``bucket_bytes`` each
     at most; a tensor that needs more travels alone. A tensor is on the device that the process group sends from.
     ``timeout``: for each wait for other ranks. What fails on one rank, or a rank that takes no more, is an error on all
-    of them; when a wait ends without them (DeadlinePassed), the process group is of no more use.
+    of them; when a wait ends without them (DeadlinePassed), the plan is of no more use.
     """
     timeout = seconds("megatron.export_hf_named_params", timeout)
     group = plan._group

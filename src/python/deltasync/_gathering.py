@@ -59,6 +59,8 @@ class Gathering:
         self._over = False
         #: Of this rank: seconds that it waited for others' elements, and that it packed and made tensors; bytes.
         self.gather_s, self.convert_s, self.temporary_bytes_max = 0.0, 0.0, 0
+        if group.size > 1:
+            group.stop = self.stop
 
     def tensors(self) -> Generator[tuple[int, Any], None, None]:
         """Index in the layout, and the tensor. The one before is taken for gone when the next but one is asked for."""
@@ -78,10 +80,12 @@ class Gathering:
     def fail(self, error: BaseException) -> None:
         """This rank takes part no more: nor do the others, which get this error. Nothing, if they know. Waits for
         nobody."""
-        if not self._over and self._group.size > 1 and not self._group.out_of_step:
-            self._over = True
-            self._group.any_failed(True)
-            self._group.errors(error)
+        if not self._over and self._group.size > 1:
+            self._end()
+            self._running.clear()
+            if not self._group.out_of_step:
+                self._group.any_failed(True)
+                self._group.errors(error)
 
     def _all(self) -> Generator[tuple[int, Any], None, None]:
         self._elements = self._make_elements()
@@ -99,6 +103,8 @@ class Gathering:
                 if number == len(mine) - 1:
                     self._drop_staged(here)
                 yield from made
+                if self._over:
+                    raise Aborted("another call of the plan has ended this export", "take all tensors before it")
                 made.clear()
                 self._use(-kept - lent)
                 self._reserved -= before
@@ -112,7 +118,11 @@ class Gathering:
             self._reserved -= here.bucket.cost
         self._elements = None
         self._agree()
+        self._end()
+
+    def _end(self) -> None:
         self._over = True
+        self._group.stop = None
 
     def _begin_what_fits(self) -> None:
         while self._waiting and self._reserved + self._waiting[0].cost <= self._room:
@@ -189,5 +199,5 @@ class Gathering:
         if int(failed):
             work, errors = self._group.errors(None)
             self._group.wait(work, "what went wrong", self._left())
-            self._over = True
+            self._end()
             raise self._group.first_error(errors) or InternalError("a rank failed without an error")

@@ -34,6 +34,8 @@ class Group:
         self._group = None if isinstance(group, bool) else group
         self.rank, self.size = 0, 1
         self.out_of_step = False
+        #: Ends what is under way: the next call does, if nobody has.
+        self.stop: Callable[[], None] | None = None
         if group is None or group is False:
             return
         import torch.distributed as dist
@@ -44,6 +46,15 @@ class Group:
         self.size = dist.get_world_size(self._group)
         if self.rank < 0:
             raise InvalidArgument("process_group: this process is not in the group")
+
+    def own(self) -> Group:
+        """One of the same processes, that nothing else uses: else what the trainer sends while one rank is in an export
+        would pair with what that sends. All call it. Some of all processes cannot make one: theirs stays."""
+        import torch.distributed as dist
+
+        if self.size == 1 or self.size < dist.get_world_size():
+            return self
+        return Group(dist.new_group(backend=dist.get_backend(self._group)))
 
     def global_rank(self, rank: int) -> int:
         """Of all processes, not only the group's."""
@@ -56,7 +67,7 @@ class Group:
         code that says so. DeadlinePassed if rank 0 has said nothing after `timeout` seconds."""
         if self.size == 1:
             return make()
-        self._require_in_step()
+        self._begin_call()
         failure: BaseException | None = None
         told: dict[str, Any] = {}
         if self.rank == 0:
@@ -78,7 +89,7 @@ class Group:
         the first that failed, which it names."""
         if self.size == 1:
             return [make()]
-        self._require_in_step()
+        self._begin_call()
         failure: BaseException | None = None
         told: dict[str, Any] = {}
         try:
@@ -159,6 +170,11 @@ class Group:
             if "error" in told:
                 return from_code(told["code"], f"rank {rank} failed: {told['error']}")
         return None
+
+    def _begin_call(self) -> None:
+        if self.stop is not None:
+            self.stop()
+        self._require_in_step()
 
     def _require_in_step(self) -> None:
         if self.out_of_step:

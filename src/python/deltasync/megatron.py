@@ -258,6 +258,8 @@ def plan(
     only these are exported.
     ``tables``: pages of your own, looked at before those that come along. ``ignored``: patterns of the trainer's
     tensors that are not exported. ``process_group``: by default all processes of torch.distributed, if there are any.
+    Of all processes the plan makes a group of its own; a group of some is used as it is, and nothing else may use it
+    while they export.
     ``mode``: what each rank writes of a version itself. "direct": all of it, out of its own memory. "gathered":
     nothing; tensors are put together on a rank that has most of them. "auto": what cannot be direct is gathered.
 
@@ -283,6 +285,7 @@ def plan(
         return {"same": same, "pieces": pieces.described()}
 
     said = group.gather_any(mine, timeout)
+    group = group.own()
     pieces, config, layout, sidecar = here[0]
     for rank, other in enumerate(said):
         if other["same"] != said[0]["same"]:

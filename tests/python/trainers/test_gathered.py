@@ -210,6 +210,38 @@ def test_a_rank_that_does_nothing_ends_the_others_at_the_deadline(fake: Fake, tm
     assert after == "Aborted" and "waited in vain" in refused and at_once < 1
 
 
+def test_what_the_trainer_sends_pairs_with_nothing_of_an_export(fake: Fake, tmp_path: Path) -> None:
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=3.0 if rank == 1 else LONG_S)
+        if rank == 0:
+            next(got)  # and nobody closes it, as where an exception keeps its frame
+            said = None
+        else:
+            said = error_of(lambda: list(got))[0]
+        loss = torch.tensor([float(rank)])
+        dist.all_reduce(loss)
+        return said, float(loss)
+
+    assert run_ranks(2, export, tmp_path) == [(None, 1.0), ("DeadlinePassed", 1.0)]
+
+
+def test_the_next_export_ends_the_one_that_nobody_closed(fake: Fake, tmp_path: Path) -> None:
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=LONG_S)
+        next(got)
+        said = error_of(lambda: list(got)) if rank == 1 else None
+        count = len(list(megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=LONG_S)))
+        return said, count, error_of(lambda: next(got))[:2] if rank == 0 else None
+
+    first, second = run_ranks(2, export, tmp_path)
+    (kind, message, took), count, _ = second
+    assert kind == "Aborted" and "rank 0 failed: Aborted: it took no more tensors" in message and took < SOON_S
+    assert first[1] == count == len(fake.expected())
+    assert first[2] == ("Aborted", "another call of the plan has ended this export (take all tensors before it)")
+
+
 def test_an_offload_after_a_wait_in_vain_is_refused(fake: Fake, tmp_path: Path) -> None:
     segment = f"pytest-{os.getpid()}-in-vain"
 

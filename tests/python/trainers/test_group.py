@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 from deltasync import errors  # noqa: E402
 from deltasync._group import Group  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
@@ -56,3 +57,15 @@ def test_after_a_wait_in_vain_every_call_is_refused_at_once(tmp_path: Path) -> N
     assert first == "DeadlinePassed: process_group: rank 0 waited 0.5 s for all ranks (start the ranks again)"
     refused = "Aborted: process_group: ranks waited in vain for each other in an earlier call (start the ranks again)"
     assert others == [refused] * 4
+
+
+def test_a_group_of_its_own_is_of_the_same_kind(tmp_path: Path) -> None:
+    def ask(rank: int) -> Any:
+        dist.Backend.register_backend("pretend", lambda *given: dist.ProcessGroupGloo(*given), devices=["cuda"])
+        kinds = [dist.new_group(backend=kind) for kind in ("gloo", "cpu:gloo,cuda:pretend")]
+        groups = [Group(True), *map(Group, kinds), Group(dist.new_group([rank], use_local_synchronization=True))]
+        own = [group.own() for group in groups]
+        assert [dist.get_backend(group._group) for group in own] == [dist.get_backend(group._group) for group in groups]
+        return [one is of for one, of in zip(own, groups, strict=True)]
+
+    assert run_ranks(2, ask, tmp_path) == [[False, False, False, True]] * 2
