@@ -56,6 +56,12 @@ class Group:
             return self
         return Group(dist.new_group(backend=dist.get_backend(self._group)))
 
+    def begin_call(self) -> None:
+        """Ends what is under way. Aborted if the ranks are out of step."""
+        if self.stop is not None:
+            self.stop()
+        self._require_in_step()
+
     def global_rank(self, rank: int) -> int:
         """Of all processes, not only the group's."""
         import torch.distributed as dist
@@ -67,7 +73,7 @@ class Group:
         code that says so. DeadlinePassed if rank 0 has said nothing after `timeout` seconds."""
         if self.size == 1:
             return make()
-        self._begin_call()
+        self.begin_call()
         failure: BaseException | None = None
         told: dict[str, Any] = {}
         if self.rank == 0:
@@ -89,7 +95,7 @@ class Group:
         the first that failed, which it names."""
         if self.size == 1:
             return [make()]
-        self._begin_call()
+        self.begin_call()
         failure: BaseException | None = None
         told: dict[str, Any] = {}
         try:
@@ -170,11 +176,6 @@ class Group:
             if "error" in told:
                 return from_code(told["code"], f"rank {rank} failed: {told['error']}")
         return None
-
-    def _begin_call(self) -> None:
-        if self.stop is not None:
-            self.stop()
-        self._require_in_step()
 
     def _require_in_step(self) -> None:
         if self.out_of_step:

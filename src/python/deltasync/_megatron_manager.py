@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
 from typing import Any
 
 from . import _checks
+from ._agreement import Agreement, common_store
+from ._deadlines import left
 from ._export_boxes import ExportedBox, Place, Run
 from ._gather_plan import Whole
 from ._gathered import bucket_size, for_writing, require_same
@@ -19,30 +21,45 @@ from .megatron import MODES, ExportPlan, plan, prove
 class Export:
     """Rectangles that each rank writes out of its own memory, and tensors that are gathered."""
 
-    def __init__(self, made: ExportPlan, hf: str, prove: str, bucket_bytes: int) -> None:
-        self.plan = made
+    def __init__(self, made: ExportPlan, hf: str, prove: str, bucket_bytes: int, agreement: Agreement | None) -> None:
+        self.plan, self._agreement = made, agreement
         self._hf, self._prove = hf, prove == "first"
         self._bucket_bytes = bucket_bytes
         self._wholes: list[Whole] = []
 
-    def tensors(self, chunks: Any, timeout: float) -> list[tuple[str, Any]]:
-        """As ExportPlan.tensors(); the first time after a proof of at most `timeout` seconds. InvalidArgument: `chunks`
-        are others than the plan's. LayoutMismatch: the first is not what the directory has."""
+    def begin_call(self) -> None:
+        """All ranks do, each time. come_together() follows, or fail()."""
+        if self._agreement is not None:
+            self._agreement.begin(["together"])
+
+    def come_together(self, chunks: Any, end: float) -> None:
+        """All ranks go on, to collectives of the trainer, which nobody may enter alone. The first time after a proof.
+        InvalidArgument: `chunks` are others than the plan's. LayoutMismatch: the first is not what the directory has.
+        """
+        self.plan._group.begin_call()
         if chunks is not None and not self.plan._pieces.are_of(chunks):
             raise InvalidArgument(
                 "offload: other model chunks than the manager was made with", "make a manager for them"
             )
+        if self._agreement is not None:  # which, other than a collective, a rank may be late for
+            self._agreement.agree("to offload", end)
         if self._prove:
-            proof = prove(self.plan, self._hf, timeout=timeout)
+            proof = prove(self.plan, self._hf, timeout=left(end))
             if not proof.identical:
                 raise LayoutMismatch(str(proof), 'prove="off" if the run does not begin with the directory\'s weights')
             self._prove = False
-        self._wholes = self.plan.gathered()
-        return self.plan.tensors()
+        self._wholes = self.plan.gathered(left(end))
 
-    def gathering(self, left: Callable[[], float]) -> Gathering | None:
-        """Of the tensors that tensors() leaves out, once it knows which; None if there are none."""
-        return for_writing(self.plan, self._wholes, self._bucket_bytes, left) if self._wholes else None
+    def fail(self, error: BaseException) -> None:
+        """All ranks fail in this call, unless they have agreed already."""
+        if self._agreement is not None:
+            self._agreement.fail(error)
+
+    def gathering(self, end: float) -> Gathering | None:
+        """Of what the plan's tensors() leave out, once all have agreed; None if that is nothing."""
+        if not self._wholes:
+            return None
+        return for_writing(self.plan, self._wholes, self._bucket_bytes, lambda: left(end))
 
     def gathered_here(self) -> list[tuple[int, LocalRect]]:
         """What this rank writes of those: tensors of the layout, and the rectangle."""
@@ -87,5 +104,8 @@ def export_of(
     if hf is None:
         raise InvalidArgument("WeightManager: a model of Megatron without hf=", "give the directory it began from")
     made = plan(model, hf, tables=tables, ignored=ignored, process_group=process_group, mode=export, timeout=timeout)
-    require_same(made._group.gather(lambda: bucket_bytes, timeout))
-    return Export(made, _checks.path("hf", hf), prove, bucket_bytes)
+    said = made._group.gather(lambda: [bucket_bytes, secrets.token_hex(8)], timeout)
+    require_same([nbytes for nbytes, _ in said])
+    group = made._group
+    agreement = Agreement(common_store(said[0][1]), group.rank, group.size) if group.size > 1 else None
+    return Export(made, _checks.path("hf", hf), prove, bucket_bytes, agreement)

@@ -132,12 +132,12 @@ class ExportPlan:
             made += [(specs[index].name, self._constant(index)) for index in self._made.constants]
         return made
 
-    def gathered(self) -> list[Whole]:
+    def gathered(self, timeout: float = _SHORT_S) -> list[Whole]:
         """The other tensors. All ranks call it."""
-        self._divide()
+        self._divide(timeout)
         return self._wholes
 
-    def _divide(self) -> None:
+    def _divide(self, timeout: float = _SHORT_S) -> None:
         """What each rank writes itself, and what is gathered; once."""
         if self._places is not None:
             return
@@ -148,7 +148,7 @@ class ExportPlan:
             found.append(placed)
             return apart
 
-        said = self._group.gather_any(divide, _SHORT_S)
+        said = self._group.gather_any(divide, timeout)
         gathered = set(itertools.chain.from_iterable(said))
         if self.mode == "gathered":
             gathered = set(range(len(self.layout)))
@@ -310,7 +310,7 @@ def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 
     """
     timeout = seconds("megatron.prove", timeout)
     end = time.monotonic() + timeout
-    directory = _checks.path("hf_dir", hf_dir)
+    directory = plan._group.all_or_none(lambda: _checks.path("hf_dir", hf_dir), timeout)
     plan._pieces.bring_up_to_date()
 
     def compare() -> list[Any]:

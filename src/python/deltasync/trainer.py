@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from . import _checks
@@ -249,22 +249,20 @@ class WeightManager:
             raise InvalidArgument("offload: one is under way; its tensors, or a handler of a signal, ask for another")
         if self._across:
             self._across.begin_call(not self._planned)
-        end = time.monotonic() + self.timeout
-        self._gathering = self._gathering_until(lambda: left(end))
+        if self._export:
+            self._export.begin_call()
+        self._offloading = True
+        self._cast, self._made = {}, Made()
+        before, wanted = self._newest(), Version(0, 0)
         try:
             wanted = self._version(version, label)
             end = end_of("offload", timeout, self.timeout)
-            tensors = self._tensors_of(tensors, end)
-            self._gathering = self._gathering or self._gathering_until(lambda: left(end))
-        except BaseException as error:
-            self._gathering = self._gathering or self._gathering_until(lambda: left(end))
-            self._tell_others(error)
-            self._planned = self._planned and not self._across
-            raise
-        self._offloading = True
-        before = self._newest()
-        self._cast, self._made = {}, Made()
-        try:
+            if self._export:
+                self._export.come_together(tensors, end)
+                self._gathering = self._export.gathering(end)
+                tensors = self._export.plan.tensors()
+            else:
+                tensors = self._tensors_of(tensors)
             if self._across:
                 self._across.require_same(f"version {version or wanted.number} {label!r}")
             source = TensorSource(tensors)
@@ -295,14 +293,12 @@ class WeightManager:
     def _newest(self) -> tuple[int, int]:
         return self._writer.newest_epoch, self._writer.newest_number
 
-    def _gathering_until(self, left: Callable[[], float]) -> Gathering | None:
-        """None if nothing is gathered, or if that is not known yet."""
-        return self._export.gathering(left) if self._export else None
-
     def _tell_others(self, error: BaseException) -> None:
         """Ranks that wait for this one in this call."""
         if self._across:
             self._across.fail(error)
+        if self._export:
+            self._export.fail(error)
         if self._gathering:
             self._gathering.fail(error)
 
@@ -332,9 +328,7 @@ class WeightManager:
 
     # One version.
 
-    def _tensors_of(self, tensors: Any, end: float) -> Any:
-        if self._export is not None:
-            return self._export.tensors(tensors, left(end))
+    def _tensors_of(self, tensors: Any) -> Any:
         if tensors is None and self._module is None:
             raise InvalidArgument("offload: the manager was not made with a module, so say which tensors")
         if isinstance(tensors, int):
@@ -343,17 +337,16 @@ class WeightManager:
 
     def _version(self, version: int | Version | None, label: str) -> Version:
         if isinstance(version, Version):
+            self._asked = version.number
             if label:
                 raise InvalidArgument("offload: label= with a Version, which has its own; give one of them")
-            self._asked = version.number
             return version
-        _checks.text("offload: label", label)
         if version is None:
             # In a group, ranks that failed at different times must not meet in one fill with tensors of two calls.
             last = self._writer.newest_number if self._writer.newest_epoch == self.epoch else 0
             version = (self._asked if self._group.size > 1 else last) + 1
         self._asked = number = version_number("offload", version)
-        return Version(self.epoch, number, label)
+        return Version(self.epoch, number, _checks.text("offload: label", label))  # last: calls that fail count
 
     def _write_all(self, source: TensorSource, end: float) -> None:
         batch = Batch()

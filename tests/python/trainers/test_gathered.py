@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,15 +243,74 @@ def test_the_next_export_ends_the_one_that_nobody_closed(fake: Fake, tmp_path: P
     assert first[2] == ("Aborted", "another call of the plan has ended this export (take all tensors before it)")
 
 
+class Overlapping(torch.nn.Module):
+    """As Megatron's DistributedDataParallel, where the next forward gathers the parameters."""
+
+    def __init__(self, module: Model) -> None:
+        super().__init__()
+        self.module, self.ddp_config = module, SimpleNamespace(overlap_param_gather=True)
+        self.group, self.gathered = dist.new_group(), 0
+
+    def start_param_sync(self, *, force_sync: bool = False) -> None:
+        self.gathered += 1
+        dist.all_reduce(torch.ones(1), group=self.group)
+
+
+def test_no_rank_gathers_parameters_alone(fake: Fake, tmp_path: Path) -> None:
+    segment = f"pytest-{os.getpid()}-alone"
+
+    def publish(rank: int) -> Any:
+        chunk = Overlapping(fake.model(rank, 2))
+        with manager_of(fake, chunk, segment) as manager:
+            manager.offload()
+            wrong: Any = 5 if rank == 1 else ""
+            before = chunk.gathered
+            said = error_of(lambda: manager.offload(label=wrong))
+            alone = chunk.gathered - before
+            manager.offload()
+            numbers = alone, manager.version.number
+            proof = error_of(lambda: megatron.prove(manager._export.plan, wrong or fake.directory))
+            dist.barrier()
+        return said, numbers, proof
+
+    for rank, (said, numbers, proof) in enumerate(run_ranks(2, publish, tmp_path)):
+        for kind, message, took in (said, proof):
+            assert kind == "InvalidArgument" and took < SOON_S
+            assert ("rank 1 failed: " in message) == (rank == 0), message
+        assert "label" in said[1] and "hf_dir" in proof[1]
+        assert numbers == (0, 3)
+
+
+@pytest.mark.parametrize("export", ["auto", "gathered"])
+def test_a_rank_that_is_late_fails_all_and_the_next_offload_succeeds(fake: Fake, tmp_path: Path, export: str) -> None:
+    segment = f"pytest-{os.getpid()}-late-{export}"
+
+    def publish(rank: int) -> Any:
+        model = fake.model(rank, 2)
+        with manager_of(fake, model, segment, export=export) as manager:
+            manager.offload()
+            if rank == 1:
+                time.sleep(3)
+            said = error_of(lambda: manager.offload(timeout=1.0))
+            change(model, 3.0)
+            manager.offload()
+            wrong = received(manager, fake.expected(3.0)) if rank == 0 else []
+            dist.barrier()
+        return said, wrong
+
+    for (kind, message, took), wrong in run_ranks(2, publish, tmp_path):
+        assert kind == "DeadlinePassed" and "1 of 2 ranks came by the deadline: to offload" in message
+        assert took < SOON_S and not wrong
+
+
 def test_an_offload_after_a_wait_in_vain_is_refused(fake: Fake, tmp_path: Path) -> None:
     segment = f"pytest-{os.getpid()}-in-vain"
 
     def publish(rank: int) -> None:
-        with manager_of(fake, fake.model(rank, 2), segment, export="gathered") as manager:
+        with manager_of(fake, fake.model(rank, 2), segment, export="gathered", bucket_bytes=1 << 16) as manager:
             manager.offload()
             if rank == 1:
-                time.sleep(6)
-                os._exit(0)
+                _carriers.Elements.put = lambda *_: time.sleep(6) or os._exit(0)
             said = [error_of(lambda: manager.offload(timeout=2.0))[:2] for _ in range(2)]
         (tmp_path / "said").write_text(json.dumps(said))
         os._exit(0)
