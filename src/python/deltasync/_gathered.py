@@ -64,8 +64,13 @@ class NamedParams:
 
     def close(self) -> None:
         """Takes no more. Before the end that is an error (Aborted) on the other ranks."""
-        self._tensors.close()
         self._gathering.stop()
+        self._tensors.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Takes no more. Before the end the other ranks get this error."""
+        self._gathering.fail(error)
+        self._tensors.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the process group may be gone

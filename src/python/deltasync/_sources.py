@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,7 +32,7 @@ class TensorSource:
         #: Whether all tensors are there and stay as they are until the version is written. Those of a generator do not;
         #: nor do those of a mapping whose items are not a dict's, which may make them when they are asked for.
         self.stay = isinstance(pairs, (_DICT_ITEMS, list, tuple))
-        self.items = pairs
+        self.items = pairs if self.stay else iter(pairs)
         self._seen: set[int] = set()
         #: Whether a tensor that was not noted here begins at this address.
         self.also_seen: Callable[[int], bool] = lambda _: False
@@ -47,6 +48,16 @@ class TensorSource:
         for item in self.items:
             look(*as_pair(item, "offload: tensors"))
         return self
+
+    def leave(self, error: BaseException) -> None:
+        """Takes part in what ranks make together though not all is wanted: else the others would wait for this one."""
+        fail = getattr(self.items, "fail", None)
+        if fail is not None:
+            fail(error)  # which tells them
+        elif not self.stay:
+            with contextlib.suppress(Exception):
+                for _ in self.items:
+                    pass
 
     def note(self, tensor: Any) -> None:
         if self.stay and is_torch_tensor(tensor):

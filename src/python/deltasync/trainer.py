@@ -254,6 +254,7 @@ class WeightManager:
         self._offloading = True
         self._cast, self._made = {}, Made()
         before, wanted = self._newest(), Version(0, 0)
+        source: TensorSource | None = None
         try:
             wanted = self._version(version, label)
             end = end_of("offload", timeout, self.timeout)
@@ -267,7 +268,8 @@ class WeightManager:
                 self._across.require_same(f"version {version or wanted.number} {label!r}")
             source = TensorSource(tensors)
             if self._group.size > 1 and not self._planned:
-                source = self._register_plan(source, end)
+                source, parts = self._rehearsed(source)
+                self._register_plan(parts, end)
                 wanted = wanted if isinstance(version, Version) else Version(self.epoch, wanted.number, label)
             self._writer.begin(wanted, left(end))
             self._written.clear()
@@ -283,6 +285,8 @@ class WeightManager:
             self._planned = before != self._newest() == (wanted.epoch, wanted.number)
             if self._planned:
                 self._last = wanted  # interrupted behind the commit
+            if source is not None and self._group.size > 1:
+                source.leave(error)
             raise
         finally:
             self._offloading = False
@@ -468,8 +472,8 @@ class WeightManager:
             )
         return is_copy
 
-    def _register_plan(self, source: TensorSource, end: float) -> TensorSource:
-        """Tells the agent which parts this process writes, if they are not those that were agreed on."""
+    def _rehearsed(self, source: TensorSource) -> tuple[TensorSource, list[tuple[int, int, int, int, int]]]:
+        """The source, which has its tensors again, and which parts this process writes."""
         parts: list[tuple[int, int, int, int, int]] = []
 
         def add(name: str, tensor: Any) -> None:
@@ -481,6 +485,10 @@ class WeightManager:
         source = source.rehearsed(add)
         for index, rect in self._export.gathered_here() if self._export else ():
             parts.append((index, rect.row, rect.col, rect.rows, rect.cols))
+        return source, parts
+
+    def _register_plan(self, parts: list[tuple[int, int, int, int, int]], end: float) -> None:
+        """Tells the agent which parts this process writes, if they are not those that were agreed on."""
         if self._across:
             self._across.plan(parts, end)
             self.layout, self.epoch = self._across.layout, self._across.epoch
@@ -492,4 +500,3 @@ class WeightManager:
             cast(Writer, self._writer).register_plan(plan, left(end))
             self._parts = parts
         self._planned = True
-        return source

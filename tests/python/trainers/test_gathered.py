@@ -551,3 +551,45 @@ def test_another_frameworks_generator(fake: Fake, tmp_path: Path) -> None:
         return wrong
 
     assert run_ranks(2, publish, tmp_path) == [[], []]
+
+
+@pytest.mark.parametrize("made", ["together", "by another framework"])
+def test_a_rank_that_cannot_write_leaves_nobody_in_what_makes_the_next_tensor(
+    fake: Fake, tmp_path: Path, made: str
+) -> None:
+    segment = f"pytest-{os.getpid()}-leaves-{len(made)}"
+
+    def publish(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+
+        def another() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in fake.expected().items():
+                dist.all_reduce(torch.ones(1))
+                yield name, tensor
+
+        def together() -> Any:
+            return megatron.export_hf_named_params(plan, bucket_bytes=40_000)
+
+        tensors = together if made == "together" else another
+        with deltasync.WeightManager(fake.directory, process_group=True, name=segment, timeout=LONG_S) as manager:
+            manager.offload(tensors)
+            add, calls = manager._add, itertools.count()
+
+            def breaks(*given: Any) -> bool:
+                if rank == 0 and next(calls) == 3:
+                    raise errors.NoSpace("no room on the moon")
+                return add(*given)
+
+            manager._add = breaks
+            began = time.monotonic()
+            with pytest.raises(Exception) as kept:  # noqa: PT011
+                manager.offload(tensors)
+            took = time.monotonic() - began
+            manager._add = add
+            manager.offload(tensors)
+            dist.barrier()
+        return str(kept.value), took
+
+    (own, _), (told, took) = run_ranks(2, publish, tmp_path)
+    assert "moon" in own and took < SOON_S
+    assert made != "together" or "rank 0 failed: NoSpace: no room on the moon" in told
