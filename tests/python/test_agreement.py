@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from deltasync import _agreement
+from deltasync import _agreement, _rank_store
 from deltasync._agreement import Agreement
-from deltasync.errors import Aborted, CoverageError, DeadlinePassed, Error, VersionConflict
+from deltasync.errors import Aborted, CoverageError, DeadlinePassed, Error, IoError, VersionConflict
 
 dist = pytest.importorskip("torch.distributed")
 
@@ -21,7 +22,7 @@ LONG_S = 60.0
 class Ranks:
     def __init__(self) -> None:
         self.store = dist.HashStore()
-        self.agreements = [Agreement(self.store, rank, RANKS) for rank in range(RANKS)]
+        self.agreements = [Agreement(self.store, rank, RANKS, "job") for rank in range(RANKS)]
 
     def all_do(self, call: Callable[[Agreement, int], Any]) -> list[Any]:
         """What each rank gets: a result, or an exception."""
@@ -137,7 +138,7 @@ def test_an_error_behind_the_last_word_comes_too_late() -> None:
             with pytest.raises(ZeroDivisionError) as raised:
                 agreement.agree("to speak", soon())
             return agreement.fail(raised.value)
-        while ranks.store.add("1/only/count", 0) == 0:  # rank 3 is the first
+        while ranks.store.add("job/1/only/count", 0) == 0:  # rank 3 is the first
             time.sleep(0.001)
         agreement.agree("to speak", soon())
         return agreement.fail(ValueError())
@@ -178,3 +179,23 @@ def test_errors_of_others_keep_their_kind() -> None:
     found = ranks.all_do(call)
     assert all(isinstance(error, CoverageError) and isinstance(error, Error) for error in found)
     assert "rank 0 failed: w is missing" in str(found[1])
+
+
+@pytest.mark.parametrize("call", ["add", "check", "compare_set"])
+def test_a_store_that_stands_still_holds_nobody(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """As where rank 0, which has it, is stopped."""
+    monkeypatch.setattr(_rank_store, "ANSWER_S", 0.5)
+    goes_on = threading.Event()
+
+    class Standing(dist.HashStore):  # type: ignore[misc]
+        pass
+
+    setattr(Standing, call, lambda *_: goes_on.wait())
+    agreement = Agreement(Standing(), 0, 2, "job")
+    agreement.begin(("only",))
+    began = time.monotonic()
+    with pytest.raises(IoError, match="has not answered"):
+        agreement.agree("to speak", began + 1.0)
+    assert not agreement.fail(ValueError())
+    assert time.monotonic() - began < LONG_S / 2
+    goes_on.set()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._deadlines import left
+from ._rank_store import RankGroup, RankStore
 from .errors import DeadlinePassed, Error, VersionConflict, from_code
 
 #: Of one value; TCPStore takes 8 MiB.
@@ -18,14 +20,12 @@ _OK = b"ok"
 _ERROR_CHARACTERS = 2000
 
 
-def common_store(name: str) -> Any:
-    """What all ranks of the job have in common, under keys that begin with `name`."""
-    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+def common_store() -> Any:
+    """What all ranks of the job have in common."""
+    from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
-    if hasattr(store, "clone"):
-        store = store.clone()  # a connection of its own: a wait holds nobody up
-    return PrefixStore(f"deltasync/{name}", store)
+    return store.clone() if hasattr(store, "clone") else store  # a connection of its own: a wait holds nobody up
 
 
 class Agreement:
@@ -35,9 +35,11 @@ class Agreement:
     not do: one that a rank has left at its deadline leaves the ranks out of step.
     """
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        """`store`: of torch.distributed, the same on all ranks, and without keys of others (common_store())."""
-        self._store = store
+    def __init__(self, store: Any, rank: int, size: int, name: str) -> None:
+        """`store`: of torch.distributed, the same on all ranks (common_store()). `name`: of this agreement there."""
+        self._store = RankStore(RankGroup(store, rank, size, name=name))
+        self._store.begin()
+        weakref.finalize(self, self._store.close)
         self._rank, self._size = rank, size
         self._call = 0
         self._steps: list[str] = []  # of this call, those that are not decided
@@ -101,7 +103,7 @@ class Agreement:
         while self._steps:
             try:
                 outcome = self._decide(self._key(self._steps[0], "outcome"), why)
-            except RuntimeError:  # the others are gone, which `error` says
+            except Error:  # the store is gone, or stands still: `error` says what matters
                 outcome = why
             if outcome != _OK:
                 self._steps.clear()
@@ -114,7 +116,7 @@ class Agreement:
 
     def _decide(self, key: str, value: bytes) -> bytes:
         """What counts: the first value."""
-        return bytes(self._store.compare_set(key, "", value))
+        return self._store.compare_set(key, "", value)
 
     def _wait(self, step: str, what: str, end: float) -> bytes:
         key = self._key(step, "outcome")
@@ -125,7 +127,7 @@ class Agreement:
                 late = DeadlinePassed(f"process_group: {come} of {self._size} ranks came by the deadline: {what}")
                 return self._decide(key, _said(late, ""))
             time.sleep(min((time.monotonic() - began) / 8 + 0.0005, _PAUSE_MAX_S, left(end)))
-        return bytes(self._store.get(key))
+        return self._store.get(key)
 
     def _put(self, key: str, value: bytes) -> None:
         parts = [value[at : at + _VALUE_BYTES] for at in range(0, len(value), _VALUE_BYTES)]
@@ -136,13 +138,13 @@ class Agreement:
         self._put_here.append(key)
 
     def _get(self, key: str) -> bytes:
-        return b"".join(bytes(self._store.get(f"{key}/{number}")) for number in range(int(self._store.get(key))))
+        return b"".join(self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key))))
 
     def _forget(self) -> None:
         """Every rank has come to this call, and so has read what it wanted of those before."""
         for keys in self._done:
             for key in keys:
-                self._store.delete_key(key)
+                self._store.delete(key)
         self._done.clear()
 
 

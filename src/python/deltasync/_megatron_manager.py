@@ -104,8 +104,9 @@ def export_of(
     if hf is None:
         raise InvalidArgument("WeightManager: a model of Megatron without hf=", "give the directory it began from")
     made = plan(model, hf, tables=tables, ignored=ignored, process_group=process_group, mode=export, timeout=timeout)
-    said = made._group.gather(lambda: [bucket_bytes, secrets.token_hex(8)], timeout)
-    require_same([nbytes for nbytes, _ in said])
     group = made._group
-    agreement = Agreement(common_store(said[0][1]), group.rank, group.size) if group.size > 1 else None
+    said = group.gather(lambda: [bucket_bytes, secrets.token_hex(8)], timeout)
+    require_same([nbytes for nbytes, _ in said])
+    name = f"trainer {said[0][1]}"
+    agreement = Agreement(common_store(), group.rank, group.size, name) if group.size > 1 else None
     return Export(made, _checks.path("hf", hf), prove, bucket_bytes, agreement)

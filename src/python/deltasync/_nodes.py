@@ -75,8 +75,8 @@ class Nodes:
     ) -> NodesWriter:
         """`endpoints`: of the agents of all nodes. All ranks call it."""
         name = self._group.from_leader(lambda: secrets.token_hex(8), timeout)
-        of_all = Agreement(common_store(name), self._group.rank, self._group.size)
-        of_node = Agreement(common_store(f"{name}/{self.mine}"), self.rank, self.size)
+        of_all = Agreement(common_store(), self._group.rank, self._group.size, f"trainer {name}")
+        of_node = Agreement(common_store(), self.rank, self.size, f"trainer {name}/{self.mine}")
         return NodesWriter(self, of_all, of_node, whole, endpoints, attach)
 
 

@@ -1,4 +1,4 @@
-"""The store that the ranks of an engine share, asked within a deadline."""
+"""The store that the ranks of an engine, or of a trainer, share, asked within a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import Cancelled, InvalidArgument, IoError
 
 #: For an answer of the store.
 ANSWER_S = 5.0
-_REMEDY = "start the store and all ranks again, then update"
+_REMEDY = "start the store and all ranks again"
 
 
 class RankGroup:
@@ -41,7 +41,10 @@ class RankStore:
     def begin(self) -> None:
         self._thread.start()
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+    def add(self, key: str, amount: int) -> int:
+        return int(self._call(lambda: self._store.add(self._prefix + key, amount)))
+
+    def compare_set(self, key: str, expected: str, value: str | bytes) -> bytes:
         return bytes(self._call(lambda: self._store.compare_set(self._prefix + key, expected, value)))
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -50,7 +53,7 @@ class RankStore:
     def get(self, key: str) -> bytes:
         return bytes(self._call(lambda: self._store.get(self._prefix + key)))
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         self._call(lambda: self._store.set(self._prefix + key, value))
 
     def delete(self, key: str) -> None:
