@@ -100,9 +100,14 @@ class Gathering:
             before, own = kept + lent, here.carrier.kept_bytes
             for number, whole in enumerate(mine):
                 made, needed = self._made(here.carrier, whole)
-                if number == len(mine) - 1:
+                last = number == len(mine) - 1
+                if last:
                     self._drop_staged(here)
+                if done := last and not self._running and not self._waiting:
+                    self._finish()  # before the last is given: who has all may not ask for more
                 yield from made
+                if done:
+                    return
                 if self._over:
                     raise Aborted("another call of the plan has ended this export", "take all tensors before it")
                 made.clear()
@@ -116,6 +121,9 @@ class Gathering:
             else:
                 self._drop_staged(here)
             self._reserved -= here.bucket.cost
+        self._finish()
+
+    def _finish(self) -> None:
         self._elements = None
         self._agree()
         self._end()

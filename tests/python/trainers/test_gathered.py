@@ -185,6 +185,19 @@ def test_a_rank_that_stops_ends_the_others(fake: Fake, tmp_path: Path, after: in
     assert first[1] == len(fake.expected())
 
 
+def test_a_rank_that_has_all_tensors_need_not_ask_for_more(fake: Fake, tmp_path: Path) -> None:
+    def export(rank: int) -> Any:
+        plan, _ = plan_of(fake, rank, 2)
+        got = megatron.export_hf_named_params(plan, bucket_bytes=40_000, timeout=LONG_S)
+        count = len(list(got)) if rank == 1 else len([next(got) for _ in plan.layout.names()])
+        dist.barrier()
+        got.close()
+        return count, len(plan.layout), len(list(megatron.export_hf_named_params(plan, timeout=LONG_S)))
+
+    for counts in run_ranks(2, export, tmp_path):
+        assert len(set(counts)) == 1
+
+
 def test_a_rank_that_does_nothing_ends_the_others_at_the_deadline(fake: Fake, tmp_path: Path) -> None:
     def export(rank: int) -> Any:
         plan, _ = plan_of(fake, rank, 2)
