@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -83,7 +84,9 @@ class Gathering:
         if not self._over and self._group.size > 1:
             self._end()
             self._running.clear()
-            if not self._group.out_of_step:
+            if self._group.out_of_step:
+                return
+            with contextlib.suppress(RuntimeError):  # the process group may be gone
                 self._group.any_failed(True)
                 self._group.errors(error)
 

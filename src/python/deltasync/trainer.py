@@ -279,8 +279,8 @@ class WeightManager:
             report = OffloadReport.of(self._writer.commit(left(end)), self._cast, self._made, self._gathering)
             self._written.clear()
         except BaseException as error:
-            self._writer.abort()
             self._tell_others(error)
+            self._writer.abort()  # which may wait for a device
             # Else the parts may be what was wrong.
             self._planned = before != self._newest() == (wanted.epoch, wanted.number)
             if self._planned:

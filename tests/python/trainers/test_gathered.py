@@ -528,6 +528,36 @@ def test_an_offload_that_fails_on_one_rank_fails_on_all_and_the_next_succeeds(
             assert "took no more" not in message
 
 
+def test_the_others_hear_of_an_error_before_a_rank_cleans_up(fake: Fake, tmp_path: Path) -> None:
+    segment, heard = f"pytest-{os.getpid()}-hear", tmp_path / "heard"
+
+    def publish(rank: int) -> Any:
+        _nodes.this_node = lambda: f"node{rank} boot"
+        with manager_of(fake, fake.model(rank, 2), f"{segment}-{rank}", advertise="127.0.0.1") as manager:
+            manager.offload()
+            abort, in_time = manager._writer.abort, []
+
+            def slow_abort() -> None:
+                end = time.monotonic() + SOON_S
+                while not heard.exists() and time.monotonic() < end:
+                    time.sleep(0.01)
+                in_time.append(heard.exists())
+                abort()
+
+            if rank == 1:
+                manager._group.out_of_step, manager._writer.abort = True, slow_abort
+            said = error_of(manager.offload)
+            heard.touch()
+            manager._group.out_of_step, manager._writer.abort = False, abort
+            manager.offload()
+            dist.barrier()
+        return said, in_time
+
+    (first, _), (second, in_time) = run_ranks(2, publish, tmp_path)
+    assert first[0] == second[0] == "Aborted" and "waited in vain" in first[1] and "waited in vain" in second[1]
+    assert in_time == [True] and first[2] < SOON_S
+
+
 def test_the_timeline_shows_the_stages(fake: Fake, tmp_path: Path) -> None:
     def publish(rank: int) -> Any:
         deltasync.start_timeline(f"trainer {rank}")
