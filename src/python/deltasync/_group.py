@@ -131,7 +131,7 @@ class Group:
 
         mine = torch.zeros(max(sizes), dtype=torch.uint8)
         mine[: sizes[self.rank]] = torch.frombuffer(bytearray(packed[0]), dtype=torch.uint8)
-        work, buffers = self._all_gather(mine.to(self.device))
+        work, buffers = self._all_gather(mine.to(self._message_device))
         self.wait(work, "what all ranks have", timeout)
         return [
             json.loads(zlib.decompress(bytes(buffer[:size].cpu().numpy())))
@@ -148,7 +148,7 @@ class Group:
         self.gather(tell_nothing, timeout)
         return result[0]
 
-    # Tensors, and what goes with them. Their device is `device`.
+    # Tensors, whose device is `device`, and what goes with them.
 
     def broadcast(self, tensor: Any, rank: int) -> Any:
         """The rank's, on all. What is to be waited for."""
@@ -164,7 +164,7 @@ class Group:
         import torch
         import torch.distributed as dist
 
-        flag = torch.tensor([int(failed)], dtype=torch.int32, device=self.device)
+        flag = torch.tensor([int(failed)], dtype=torch.int32, device=self._message_device)
         return self._begin("all_reduce", flag, dist.ReduceOp.MAX), flag
 
     def errors(self, error: BaseException | None) -> tuple[Any, list[Any]]:
@@ -200,14 +200,24 @@ class Group:
         text = json.dumps(message).encode().ljust(_MESSAGE_BYTES)
         if len(text) > _MESSAGE_BYTES:
             raise InvalidArgument(f"process_group: {len(text)} bytes for the other ranks, {_MESSAGE_BYTES} is the most")
-        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._message_device)
 
     @property
     def device(self) -> str:
-        """Of what the ranks send each other."""
+        """Of tensors that the ranks send each other: CUDA, if that has a backend of its own (gloo is slow there)."""
+        backends = self._backends()
+        return "cuda" if backends.get("cuda") not in (None, backends.get("cpu")) else "cpu"
+
+    @property
+    def _message_device(self) -> str:
+        """Of what they tell each other, which is to wait for no kernel."""
+        return "cpu" if "cpu" in self._backends() else "cuda"
+
+    def _backends(self) -> dict[str, str]:
+        """By device."""
         import torch.distributed as dist
 
-        return "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        return dict(one.split(":") for one in dist.get_backend_config(self._group).split(","))
 
     def wait(self, work: Any, what: str, timeout: float) -> None:
         began = time.monotonic()

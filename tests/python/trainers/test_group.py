@@ -69,3 +69,20 @@ def test_a_group_of_its_own_is_of_the_same_kind(tmp_path: Path) -> None:
         return [one is of for one, of in zip(own, groups, strict=True)]
 
     assert run_ranks(2, ask, tmp_path) == [[False, False, False, True]] * 2
+
+
+def test_tensors_are_sent_from_cuda_where_that_has_a_backend(tmp_path: Path) -> None:
+    """And what ranks tell each other from the host, where that has one."""
+
+    def ask(rank: int) -> Any:
+        dist.Backend.register_backend("pretend", lambda *given: dist.ProcessGroupGloo(*given), devices=["cuda"])
+        kinds = ["gloo", "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:pretend", "pretend"]
+        groups = [Group(dist.new_group(backend=kind)) for kind in kinds]
+        mixed = groups[2]
+        work, failed = mixed.any_failed(rank == 1)
+        mixed.wait(work, "a flag", 60.0)
+        said = [mixed.gather(lambda: rank, 60.0), mixed.gather_any(lambda: rank, 60.0), int(failed)]
+        return [group.device for group in groups], said
+
+    devices = ["cpu", "cpu", "cuda", "cuda"]
+    assert run_ranks(2, ask, tmp_path) == [(devices, [[0, 1], [0, 1], 1])] * 2
