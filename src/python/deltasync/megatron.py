@@ -14,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ MODES = ("direct", "gathered", "auto")
 _SHORT_S = 60.0
 #: Of a rank, that a proof tells the others.
 _DIFFERENCES = 64
+#: So many are named.
+_UNPROVED = 8
 #: What peft calls the config of an adapter.
 _ADAPTER = "adapter_config.json"
 #: Of a row of the page, that are explained; a guess may look at all other tensors.
@@ -230,6 +233,9 @@ class ProofReport:
     #: Of these, what is quantised when it is exported. Compared is what the trainer has, rounded to bf16, with the
     #: directory's codes times their scales: codes that are made of it may be others than these.
     dequantised: int = 0
+    #: Tensors, in the layout's order, whose elements are all alike, as of a LoRA's B at first: those of a wrong mapping
+    #: would be as identical.
+    unproved: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self.identical
@@ -237,7 +243,11 @@ class ProofReport:
     def __str__(self) -> str:
         if self.identical:
             said = f"{self.elements} elements are those of the directory"
-            return f"{said}, {self.dequantised} of them dequantised" if self.dequantised else said
+            said += f", {self.dequantised} of them dequantised" if self.dequantised else ""
+            if self.unproved:
+                said += f"; {len(self.unproved)} tensors prove nothing, since their elements are all alike: "
+                said += ", ".join(self.unproved[:_UNPROVED])
+            return said
         return f"{len(self.differs)} tensors are not those of the directory:\n" + "\n".join(map(str, self.differs))
 
 
@@ -314,12 +324,16 @@ def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 
     plan._pieces.bring_up_to_date()
 
     def compare() -> list[Any]:
-        compared, dequantised, differences = _compare(plan, _files_of(plan, directory))
-        return [compared, dequantised, [asdict(difference) for difference in differences[:_DIFFERENCES]]]
+        compared, dequantised, differences, alike = _compare(plan, _files_of(plan, directory))
+        told = [asdict(difference) for difference in differences[:_DIFFERENCES]]
+        return [compared, dequantised, told, [[*what, count] for what, count in alike.items()]]
 
     said = plan._group.gather_any(compare, max(end - time.monotonic(), 0.0))
     by_tensor: dict[str, Difference] = {}
-    for _, _, found in said:
+    alike: Counter[tuple[int, int]] = Counter()
+    for _, _, found, same in said:
+        for tensor, value, count in same:
+            alike[tensor, value] += count
         for one in found:
             difference = Difference(**{**one, "index": tuple(one["index"])})
             before = by_tensor.get(difference.tensor)
@@ -327,7 +341,9 @@ def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 
     order = {tensor.name: number for number, tensor in enumerate(plan.layout)}
     differs = sorted(by_tensor.values(), key=lambda difference: order[difference.tensor])
     compared, dequantised = (sum(one[i] for one in said) for i in range(2))
-    return ProofReport(not differs, differs, compared, dequantised)
+    elements = [math.prod(tensor.shape) for tensor in plan.layout]
+    unproved = sorted(tensor for (tensor, _), count in alike.items() if count == elements[tensor] > 1)
+    return ProofReport(not differs, differs, compared, dequantised, [plan.layout[tensor].name for tensor in unproved])
 
 
 def hf_weight_metadata(
@@ -422,19 +438,24 @@ def _head_dim(config: str) -> int:
         return 0
 
 
-def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, int, list[Difference]]:
-    """How many elements of this rank were compared, how many of them were dequantised, and which tensors differ."""
+def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, int, list[Difference], Counter[tuple[int, int]]]:
+    """How many elements of this rank were compared, how many of them were dequantised, which tensors differ, and how
+    many elements of a tensor come in copies of this value alone."""
     sources = Sources(plan._pieces.views())
     found: dict[int, Difference] = {}
     compared = dequantised = 0
     guessed: Counter[str] = Counter()
+    alike: Counter[tuple[int, int]] = Counter()
     for copy in plan._mine:
         tensor = plan.layout[copy.tensor]
         theirs = target_of(copy, files.flat(tensor.name))
         made = sources.read(copy, theirs.dtype).cpu()
         compared += made.numel()
         dequantised += made.numel() if copy.tensor in plan._quantised else 0
-        unequal = bits(made) != bits(theirs)
+        words = bits(made)
+        if words.numel() and bool((words == (first := words.flatten()[0])).all()):
+            alike[copy.tensor, int(first)] += words.numel()
+        unequal = words != bits(theirs)
         count = int(unequal.sum())
         if not count:
             continue
@@ -453,7 +474,7 @@ def _compare(plan: ExportPlan, files: HfFiles) -> tuple[int, int, list[Differenc
         guessed[copy.row] += 1
         before = found.get(copy.tensor)
         found[copy.tensor] = difference if before is None else _joined(before, difference)
-    return compared, dequantised, list(found.values())
+    return compared, dequantised, list(found.values()), alike
 
 
 def _index(flat: int, shape: Iterable[int]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ import torch.distributed as dist  # noqa: E402
 from deltasync import _carriers, _gather_plan, _gathering, _nodes, errors, megatron  # noqa: E402
 from fake_trainer import Fake, Model, change, same_bits  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 LONG_S = 120.0
 SOON_S = 20.0
@@ -254,6 +255,23 @@ def test_the_next_export_ends_the_one_that_nobody_closed(fake: Fake, tmp_path: P
     assert kind == "Aborted" and "rank 0 failed: Aborted: it took no more tensors" in message and took < SOON_S
     assert first[1] == count == len(fake.expected())
     assert first[2] == ("Aborted", "another call of the plan has ended this export (take all tensors before it)")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_proof_says_which_tensors_prove_nothing(fake: Fake, tmp_path: Path, size: int) -> None:
+    fake.whole["norm.1"].fill_(0.5)
+    fake.whole["rows.2"].zero_()
+    half = fake.whole["rows.3"]
+    half.zero_()[half.shape[0] // 2 :] = 1  # in each of two ranks all alike
+    save_file(fake.expected(), fake.directory / "model.safetensors")
+
+    def prove(rank: int) -> Any:
+        proof = megatron.prove(plan_of(fake, rank, size)[0], fake.directory)
+        return bool(proof), sorted(proof.unproved), str(proof)
+
+    for identical, unproved, said in run_ranks(size, prove, tmp_path):
+        assert identical and unproved == ["model.1.norm", "model.2.rows"]
+        assert "2 tensors prove nothing" in said and "model.2.rows" in said
 
 
 class Overlapping(torch.nn.Module):
