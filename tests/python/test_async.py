@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 
 import deltasync
 import numpy as np
@@ -48,6 +50,37 @@ def test_versions_come_while_the_loop_runs(segment_name: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             assert receiver.version.number == 2
+
+    with deltasync.WeightManager(weights, name=segment_name) as manager:
+        manager.offload(weights)
+        asyncio.run(run(manager))
+
+
+def test_a_cancelled_commit_writes_nothing_afterwards(segment_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"w": np.ones((8, 8), np.float32)}
+
+    async def run(manager: deltasync.WeightManager) -> None:
+        async with await deltasync.AsyncReceiver.connect(manager.endpoint) as receiver:
+            await receiver.prepare()
+            waits = threading.Event()
+
+            def wait(end: float) -> None:
+                waits.set()
+                time.sleep(1)
+
+            monkeypatch.setattr(receiver.receiver._bound.kept, "wait_for_kernels", wait)
+            committing = asyncio.create_task(receiver.commit())
+            await asyncio.to_thread(waits.wait)
+            queued = asyncio.create_task(receiver.rollback())
+            await asyncio.sleep(0)
+            queued.cancel()  # before it has begun
+            committing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await committing
+            assert receiver.version is not None
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+            assert receiver.version is not None
 
     with deltasync.WeightManager(weights, name=segment_name) as manager:
         manager.offload(weights)

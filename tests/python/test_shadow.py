@@ -224,6 +224,33 @@ def test_a_restore_that_waits_for_the_agent_ends(end: str, segment_name: str, he
                 assert torch.equal(served.weight, trained.weight)
 
 
+@pytest.mark.parametrize("end", ["close", "cancel"])
+def test_the_same_restore_for_asyncio(end: str, segment_name: str) -> None:
+    trained, served = model(1.0), model(0.0)
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        manager.offload()
+        receiver = deltasync.Receiver(manager.endpoint, module=served, timeout=60)
+        receiver.update()
+        receiver.release()
+
+    async def run() -> None:
+        async with deltasync.AsyncReceiver(receiver) as same:
+            waits = asyncio.create_task(same.restore())
+            while receiver._pulls.restore_stop is None:
+                await asyncio.sleep(0.01)
+            began = time.monotonic()
+            assert "127.0.0.1" in (await same.lag(timeout=1)).last_error
+            if end == "close":
+                await same.close()
+            else:
+                waits.cancel()
+            with pytest.raises(errors.Cancelled if end == "close" else asyncio.CancelledError):
+                await waits
+            assert time.monotonic() - began < 20 and receiver._pulls.restore_stop is None
+
+    asyncio.run(run())
+
+
 def test_what_is_staged_is_current_until_the_trainer_begins_again(segment_name: str) -> None:
     with deltasync.WeightManager(model(1.0), name=segment_name) as manager:
         manager.offload(label="first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ _T = TypeVar("_T")
 
 class AsyncReceiver:
     """:class:`Receiver` for asyncio: what waits or writes is a coroutine, whose call runs on a thread of its own; the
-    rest is as there."""
+    rest is as there. A coroutine that is cancelled while its call may write ends when the call has."""
 
     def __init__(self, receiver: Receiver) -> None:
         self.receiver = receiver
@@ -138,7 +139,7 @@ class AsyncReceiver:
 
     async def restore(self, *, timeout: float | None = None) -> RepairReport:
         """See :meth:`Receiver.restore`."""
-        return await self._run(lambda: self.receiver.restore(timeout=timeout))
+        return await self._run(lambda: self.receiver.restore(timeout=timeout), self.receiver._pulls.cancel_restore)
 
     async def is_current(self, version: int | str, *, timeout: float | None = None) -> bool:
         """See :meth:`Receiver.is_current`."""
@@ -146,7 +147,7 @@ class AsyncReceiver:
 
     async def lag(self, *, timeout: float = 5.0) -> Lag:
         """See :meth:`Receiver.lag`."""
-        return await self._run(lambda: self.receiver.lag(timeout=timeout))
+        return await asyncio.to_thread(self.receiver.lag, timeout=timeout)
 
     async def rebind(
         self,
@@ -178,7 +179,7 @@ class AsyncReceiver:
 
     async def close(self) -> None:
         """See :meth:`Receiver.close`."""
-        await self._run(self.receiver.close)
+        await asyncio.to_thread(self.receiver.close)  # on another thread: it ends what that one waits for
         self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncReceiver:
@@ -187,5 +188,16 @@ class AsyncReceiver:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+    async def _run(self, call: Callable[[], _T], stop: Callable[[], None] = lambda: None) -> _T:
+        """``stop`` makes the call end sooner."""
+        work = self._thread.submit(call)
+        future = asyncio.wrap_future(work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not work.cancel():  # it has begun
+                stop()
+                while not future.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([future])
+            raise
