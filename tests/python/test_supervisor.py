@@ -212,3 +212,24 @@ def test_a_relay_that_always_ends_says_why(nodes: Nodes) -> None:
     nodes.supervisors.append(leaf)
     leaf.follow([leaf.start(DEADLINE_S)["endpoint"]])
     assert "--nonsense" in until(lambda: leaf.status()["error"])
+
+
+@pytest.mark.parametrize("trouble", ["log", "start"])
+def test_a_relay_is_started_again_whatever_its_host_lacks(
+    nodes: Nodes, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf = nodes.supervisor("leaf")
+    leaf.follow([leaf.start(DEADLINE_S)["endpoint"]])
+    assert leaf._relay is not None
+    if trouble == "log":
+        leaf._relay._log_file.unlink()
+    else:
+        start = leaf._relay._start
+
+        def fail() -> None:
+            monkeypatch.setattr(leaf._relay, "_start", start)
+            raise BlockingIOError("no process can be made")
+
+        monkeypatch.setattr(leaf._relay, "_start", fail)
+    os.kill(leaf.status()["relay_pid"], signal.SIGKILL)
+    until(lambda: leaf.status()["restarts"] == 1)

@@ -108,21 +108,32 @@ class RelayProcess:
 
     def _watch(self) -> None:
         tries = Tries(_log, f"the relay from {self._command[3]}", _PAUSE_MAX_S)
+        failure: Exception | None = None  # of the last start
         while True:
-            began = time.monotonic()
-            status = self._process.wait()
-            if time.monotonic() - began > _PAUSE_MAX_S:
-                tries.succeeded()
-            said = " ".join(self._log_file.read_text(errors="replace").splitlines()[-2:]) or "it said nothing"
-            ended = Error(f"ended with {status}: {said}")
-            self._ended = f"the relay {ended}"
-            if self._ending.is_set() or self._ending.wait(tries.failed(ended)):
+            if failure is None:
+                began = time.monotonic()
+                status = self._process.wait()
+                if time.monotonic() - began > _PAUSE_MAX_S:
+                    tries.succeeded()
+                failure = Error(f"ended with {status}: {self._last_words()}")
+            self._ended = f"the relay {failure}"
+            if self._ending.is_set() or self._ending.wait(tries.failed(failure)):
                 return
-            with self._lock:
-                if self._ending.is_set():
-                    return
-                self._process = self._start()
-            self.restarts += 1
+            try:
+                with self._lock:
+                    if self._ending.is_set():
+                        return
+                    self._process = self._start()
+                self.restarts += 1
+                failure = None
+            except OSError as error:
+                failure = Error(f"does not start: {error}")
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            if said := self._log_file.read_text(errors="replace").splitlines()[-2:]:
+                return " ".join(said)
+        return "it said nothing"
 
 
 class Supervisor:
