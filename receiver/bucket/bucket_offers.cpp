@@ -72,19 +72,21 @@ Result<bool> BucketReceiver::hear_one(const CallContext& until, Deadline patienc
     strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
     greet(std::move(connection), until);
   }
-  if (fds[0].revents != 0) accept();
+  if (fds[0].revents != 0) DS_TRY(accept());
   return true;
 }
 
-/// One that stands still before its first word is in nobody's way.
-void BucketReceiver::accept() {
+/// One that stands still before its first word is in nobody's way. One that cannot be accepted stays where it is.
+Status BucketReceiver::accept() {
   UniqueFd connection(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!connection) return;
+  if (!connection && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR)) return {};
+  if (!connection) return Error::from_errno("accepting a trainer", errno);
   if (strangers_.size() == kStrangersMax) {
     log::warn("bucket_channel drops why=\"{} connections are silent: this is the oldest\"", kStrangersMax);
     strangers_.erase(strangers_.begin());
   }
   strangers_.push_back(std::move(connection));
+  return {};
 }
 
 void BucketReceiver::greet(UniqueFd connection, const CallContext& until) {

@@ -81,7 +81,7 @@ class BucketReceiver final : public BoundTarget {
   /// Waits for something to hear on the listener or a session, not beyond `patience`, and hears it. False: nothing
   /// came.
   Result<bool> hear_one(const CallContext& until, Deadline patience);
-  void accept();
+  Status accept();
   void greet(UniqueFd connection, const CallContext& until);
   Status admit(BucketSession::Greeting greeting, const CallContext& until);
   Status hear_offer(BucketSession& session, const CallContext& until);

@@ -1,6 +1,7 @@
 // Waits of either end that a stop ends, and what a forked child must leave alone.
 #include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "tests/bucket/raw_peers.hpp"
 
@@ -170,6 +171,51 @@ INSTANTIATE_TEST_SUITE_P(Messages, BucketSilence,
                                            Silence{"last_chunk", wire::Type::bucket_chunk, true},
                                            Silence{"finish", wire::Type::bucket_finish, true}),
                          [](const auto& silence) { return std::string(silence.param.name); });
+
+/// While it lives this process opens no more.
+class NoMoreDescriptors {
+ public:
+  NoMoreDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit none = before_;
+    none.rlim_cur = 3;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoMoreDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoMoreDescriptors(const NoMoreDescriptors&) = delete;
+  NoMoreDescriptors& operator=(const NoMoreDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(BucketChannel, AnEngineWithoutADescriptorForATrainerSaysSo) {
+  Signal go;
+  Signal there;
+  const Child late([&] {
+    go.wait();
+    RawTrainer raw(model_.layout);
+    if (!raw.reach(path())) return 1;
+    there.give();
+    return ::pause();
+  });
+  std::unique_ptr<bucket::Sender> sender;
+  std::thread meets([&] { sender = open().value(); });
+  const auto receiver = connect();
+  meets.join();
+  ASSERT_TRUE(receiver.ok()) << receiver.error().message();
+  {
+    const NoMoreDescriptors none;
+    go.give();
+    there.wait();
+    const auto pulled = (*receiver)->pull({.number = 1}, CallOptions::within(std::chrono::seconds(5)));
+    ASSERT_FALSE(pulled.ok());
+    EXPECT_THAT(pulled.error().to_string(), HasSubstr("accepting a trainer: Too many open files"));
+  }
+  std::thread trainer([&] { EXPECT_TRUE(send(*sender, model_.half, 1).ok()); });
+  EXPECT_TRUE(take(**receiver, 1).ok());
+  trainer.join();
+}
 
 TEST_F(BucketChannel, AForkedChildTakesNothingAway) {
   std::unique_ptr<bucket::Sender> sender;
