@@ -58,7 +58,8 @@ Status add_piece(const PieceAt& at, std::map<std::string, TrainerTensor>& tensor
                                               std::to_string(at.rank) + " " + std::string(to_string(at.piece->dtype)) +
                                               " " + shape_text(at.piece->global_shape));
     }
-    if (other.piece->offset == at.piece->offset && other.piece->shape == at.piece->shape) return {};  // a replica
+    const bool same = other.piece->offset == at.piece->offset && other.piece->shape == at.piece->shape;
+    if (same && other.rank != at.rank) return {};  // a replica
     if (elements_of(at.piece->shape) != 0 && elements_of(other.piece->shape) != 0 && overlap(*other.piece, *at.piece)) {
       return Error(Errc::coverage, at.piece->key + ": " + where(other) + ", and " + where(at) + ": they overlap");
     }

@@ -422,6 +422,12 @@ TEST_F(ExportPlanTest, ReplicasCountOnce) {
   expect_right(*made);
 }
 
+TEST_F(ExportPlanTest, ARankHasNoReplicas) {
+  cut(5, 2);
+  give(0, shards_[0][0]);  // as of two models
+  expect_error(Errc::coverage, {shards_[0][0].key, "rank 0", "overlap"});
+}
+
 TEST_F(ExportPlanTest, TiedEmbeddings) {
   std::vector<ModelTensor> tensors = trainer_tensors();
   tensors.erase(tensors.begin() + 1);
