@@ -12,6 +12,7 @@
 #include "net/channel.hpp"
 #include "receiver/bucket/bucket_receiver.hpp"
 #include "receiver/bucket/readable.hpp"
+#include "receiver/side_files.hpp"
 
 namespace deltasync::receiver {
 namespace {
@@ -121,6 +122,8 @@ Status BucketReceiver::admit(BucketSession::Greeting greeting, const CallContext
   if (layout_ == nullptr) {
     layout_ = greeting.layout;
     sidecar_ = std::move(greeting.sidecar);
+  } else {
+    session.same_files = check_same_files(sidecar_, greeting.sidecar);
   }
   ranks_ = greeting.ranks;
   sessions_.push_back(std::move(greeting.session));
@@ -172,6 +175,15 @@ Status BucketReceiver::check_shares() const {
   return Error(Errc::coverage, "no rank sends " + missing + more);
 }
 
+/// No old ones end up beside new tensors.
+Status BucketReceiver::check_side_files() const {
+  if (!target_->capabilities().writes_side_files) return {};
+  for (const auto& session : sessions_) {
+    if (!session->same_files) return Status(session->same_files).with_context(session->name());
+  }
+  return {};
+}
+
 Status BucketReceiver::suits(const Version& version, const Want& want) const {
   const std::string offered = "version " + to_string(version) + " is offered, ";
   if (want.number) {
@@ -215,6 +227,7 @@ Result<std::optional<Version>> BucketReceiver::agree(const Want& want, const Cal
     if (drop_gone()) continue;  // the offer and the end of one were heard together
     const Version version = sessions_.front()->offer->version;
     Status agreed = check_shares();
+    if (agreed) agreed = check_side_files();
     for (const auto& session : sessions_) {
       if (agreed && session->offer->version.id != version.id) {
         agreed = Error(Errc::version_conflict, sessions_.front()->name() + " offers " + to_string(version) + ", " +

@@ -90,6 +90,7 @@ class BucketReceiver final : public BoundTarget {
   /// Nothing: it is committed already, and no other is offered.
   Result<std::optional<Version>> agree(const Want& want, const CallContext& until);
   Status check_shares() const;
+  Status check_side_files() const;
   /// Why an offered version is not the wanted one; gone, if none of those to come is.
   Status suits(const Version& version, const Want& want) const;
   void refuse_all(const Error& why);

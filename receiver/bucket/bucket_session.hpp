@@ -53,6 +53,8 @@ class BucketSession {
   std::optional<Offer> offer;
   /// Of the finish that is to be answered; 0: it has not come.
   std::uint64_t finish = 0;
+  /// Whether it has the side files of the first one.
+  Status same_files;
 
   ByteSpan half(unsigned index) const noexcept { return memory_->half(index); }
   bucket::Incoming& incoming() noexcept { return incoming_; }

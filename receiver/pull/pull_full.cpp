@@ -3,7 +3,6 @@
 // than the trainer's steps still ends.
 #include <algorithm>
 #include <atomic>
-#include <set>
 #include <utility>
 
 #include "base/log.hpp"
@@ -13,46 +12,10 @@
 #include "format/packed_layout.hpp"
 #include "format/tiling.hpp"
 #include "receiver/pull/pull.hpp"
+#include "receiver/side_files.hpp"
 #include "receiver/targets/target_checks.hpp"
 
 namespace deltasync::receiver {
-
-namespace {
-
-bool same_file(const Sidecar::File& a, const Sidecar::File& b) {
-  return a.bytes == b.bytes && a.tensors == b.tensors;
-}
-
-/// Names of files that only one of them has, or that differ.
-void add_differences(const std::vector<Sidecar::File>& from, const std::vector<Sidecar::File>& to,
-                     std::set<std::string>& names) {
-  const auto find = [](const std::vector<Sidecar::File>& files, const std::string& name) {
-    return std::find_if(files.begin(), files.end(), [&](const Sidecar::File& f) { return f.name == name; });
-  };
-  for (const Sidecar::File& file : from) {
-    const auto other = find(to, file.name);
-    if (other == to.end() || !same_file(file, *other)) names.insert(file.name);
-  }
-  for (const Sidecar::File& file : to) {
-    if (find(from, file.name) == from.end()) names.insert(file.name);
-  }
-}
-
-std::string differences(const Sidecar& from, const Sidecar& to) {
-  constexpr std::size_t kNamesMax = 8;
-  std::set<std::string> names;
-  add_differences(from.weights, to.weights, names);
-  add_differences(from.others, to.others, names);
-  std::string text;
-  std::size_t listed = 0;
-  for (const std::string& name : names) {
-    if (listed++ == kNamesMax) return text + " and " + std::to_string(names.size() - kNamesMax) + " more";
-    text += (text.empty() ? "" : ", ") + name;
-  }
-  return text.empty() ? "their order" : text;
-}
-
-}  // namespace
 
 /// Side files belong to the half that is served now, of which no delta comes from before they changed: who writes them
 /// asks again before each full transfer, so that no old ones end up beside new tensors.
@@ -70,10 +33,8 @@ Result<Pull::Progress> Pull::check_side_files() {
   if (now.layout->digest() != s_.layout.digest()) {
     return Error(Errc::layout_mismatch, "the agent serves another layout");
   }
-  const Sidecar sidecar = wire::take_sidecar(std::move(now));
-  if (sidecar.encode() == s_.sidecar.encode()) return Progress::whole;
-  return Error(Errc::layout_mismatch,
-               "side files changed (" + differences(s_.sidecar, sidecar) + "): connect again and bind a new target");
+  DS_TRY(check_same_files(s_.sidecar, wire::take_sidecar(std::move(now))));
+  return Progress::whole;
 }
 
 Status Pull::open_full() {

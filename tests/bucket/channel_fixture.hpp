@@ -95,9 +95,12 @@ class BucketChannel : public ::testing::Test {
   std::string path() const { return (dir_.path() / "engine.sock").string(); }
 
   Result<std::unique_ptr<bucket::Sender>> open(bucket::SenderOptions options = {}) const {
+    return open(std::move(options), make_sidecar(*model_.layout));
+  }
+  Result<std::unique_ptr<bucket::Sender>> open(bucket::SenderOptions options, const Sidecar& sidecar) const {
     options.socket = path();
     if (options.half_bytes == bucket::SenderOptions().half_bytes) options.half_bytes = kBucketBytes;
-    return bucket::Sender::open(model_.layout, make_sidecar(*model_.layout), std::move(options), soon());
+    return bucket::Sender::open(model_.layout, sidecar, std::move(options), soon());
   }
   /// Sends what `half` has of the sender's tensors.
   static Status send(bucket::Sender& sender, const std::vector<std::byte>& half, std::uint64_t number) {

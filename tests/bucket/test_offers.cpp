@@ -220,6 +220,53 @@ TEST_F(BucketOffers, AnotherEpochsVersionIsNewerWhateverItsNumber) {
   EXPECT_EQ((*receiver)->current()->id.number, 1u);
 }
 
+/// A directory would have the new tensors beside the old files.
+TEST_F(BucketOffers, ATrainerWithOtherSideFilesIsRefusedByADirectory) {
+  const auto with = [&](const std::string& text) {
+    Sidecar sidecar = make_sidecar(*model_.layout);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+    sidecar.others.push_back({"generation_config.json", {bytes, bytes + text.size()}});
+    return sidecar;
+  };
+  std::thread trainer([&] {
+    std::uint64_t version = 0;
+    for (const char* text : {"{}", "{\"top_k\": 5}", "{}"}) {
+      auto sender = open({}, with(text));
+      ASSERT_TRUE(sender.ok()) << sender.error().message();
+      const Status sent = send(**sender, model_.half, ++version);
+      EXPECT_EQ(sent.ok(), version != 2);
+      EXPECT_THAT(sent.ok() ? "" : sent.error().to_string(), HasSubstr(version == 2 ? "layout_mismatch: " : ""));
+    }
+  });
+  const auto receiver = Receiver::connect({.endpoint = "bucket:" + path(), .threads = 2}, in_a_minute());
+  ASSERT_TRUE(receiver.ok()) << receiver.error().message();
+  auto target = make_hf_target((*receiver)->layout(), (*receiver)->sidecar(), dir_.path() / "hf");
+  ASSERT_TRUE(target.ok()) << target.error().message();
+  ASSERT_TRUE((*receiver)->bind(*std::move(target), in_a_minute()).ok());
+  EXPECT_TRUE(take(**receiver, 1).ok());
+  const Status other = take(**receiver, 2);
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.error().code(), Errc::layout_mismatch);
+  EXPECT_THAT(other.error().message(), HasSubstr("side files changed (generation_config.json)"));
+  EXPECT_EQ((*receiver)->current(), version_of(1));
+  EXPECT_TRUE(take(**receiver, 3).ok());
+  trainer.join();
+}
+
+TEST_F(BucketOffers, AnEngineThatWritesNoSideFilesTakesATrainerWithOthers) {
+  std::thread trainer([&] {
+    Sidecar sidecar = make_sidecar(*model_.layout);
+    for (std::uint64_t version = 1; version < 3; ++version) {
+      auto sender = open({}, sidecar);
+      EXPECT_TRUE(sender.ok() && send(**sender, model_.half, version).ok());
+      sidecar.others.push_back({"generation_config.json", {}});
+    }
+  });
+  const auto receiver = connect();
+  for (std::uint64_t version = 1; version < 3; ++version) EXPECT_TRUE(take(**receiver, version).ok());
+  trainer.join();
+}
+
 TEST_F(BucketOffers, AnEngineThatEndedInPeaceIsFoundAgainByTheSameSender) {
   std::unique_ptr<bucket::Sender> sender;
   for (std::uint64_t v = 1; v < 4; ++v) {
