@@ -74,14 +74,15 @@ def test_agent_ends_with_a_trainer_that_is_killed(segment_name: str, shm_files: 
     until(lambda: not alive(said["agent"]), "the agent's end")
 
 
-def test_agent_that_dies_is_started_again(segment_name: str) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGRTMIN + 1])  # which has no name
+def test_agent_that_dies_is_started_again(by: int, segment_name: str) -> None:
     with deltasync.WeightManager(weights(), name=segment_name) as manager:
         manager.offload(weights())
         with deltasync.Receiver(manager.endpoint) as receiver:
             receiver.update()
             assert manager.agent is not None
             first = manager.agent.pid
-            os.kill(first, signal.SIGKILL)
+            os.kill(first, by)
             until(lambda: manager.agent is not None and manager.agent.restarts == 1, "the agent's restart")
             assert manager.agent.pid != first
             manager.offload(weights(2.0))

@@ -198,7 +198,8 @@ class AgentProcess:
         why = lines[-1] if lines else "it said nothing"
         if said := _FAILED.search(why):
             why = said["why"].replace('\\"', '"')
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        names = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+        how = f"signal {names.get(-status, -status)}" if status < 0 else f"exit code {status}"
         code = _EXIT_CODES.get(status, "peer_died")
         remedy = next((remedy for text, remedy in _REMEDIES if text in why), None)
         return from_code(code, f"agent {self.name} ended with {how}: {why}", remedy)
