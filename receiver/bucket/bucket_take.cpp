@@ -107,20 +107,17 @@ Result<Prepared> BucketReceiver::take(const Version& version, const CallContext&
     session->stop_on(until.stop());
     DS_TRY(session->answer(session->offer->request, until).with_context(session->name()));
   }
-  for (;;) {
+  const auto has_finished = [](const auto& session) { return session->finish != 0; };
+  while (!std::all_of(sessions_.begin(), sessions_.end(), has_finished)) {
     std::vector<pollfd> fds;
-    std::vector<BucketSession*> speak;
-    for (const auto& session : sessions_) {
-      if (session->finish != 0) continue;
+    for (const auto& session : sessions_) {  // one that has finished, too: it may give up before the others have
       fds.push_back({session->fd(), POLLIN | POLLRDHUP, 0});
       fds.push_back({session->process_fd(), POLLIN, 0});
-      speak.push_back(session.get());
     }
-    if (speak.empty()) break;
     DS_TRY(wait_readable(fds, until, "waiting for the trainer's next bucket"));
-    for (std::size_t i = 0; i < speak.size(); ++i) {
+    for (std::size_t i = 0; i < sessions_.size(); ++i) {
       if (fds[2 * i].revents == 0 && fds[2 * i + 1].revents == 0) continue;
-      DS_TRY(take_message(*speak[i], prepared, until).with_context(speak[i]->name()));
+      DS_TRY(take_message(*sessions_[i], prepared, until).with_context(sessions_[i]->name()));
     }
   }
   for (const auto& session : sessions_) prepared.report.metadata_bytes += session->bytes_received();

@@ -267,6 +267,46 @@ TEST_F(BucketOffers, AnEngineThatWritesNoSideFilesTakesATrainerWithOthers) {
   trainer.join();
 }
 
+/// Else its trainer would say that a step had failed whose weights the engine has.
+TEST_F(BucketOffers, ARankThatGivesUpWhileItWaitsForTheOthersGivesTheVersionUp) {
+  Signal given_up;
+  std::thread first([&] {
+    auto sender = open(one_of_two(0));
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    ASSERT_TRUE((*sender)->begin(version_of(1), soon()).ok());
+    const auto tensors = model_.layout->tensors();
+    for (std::uint32_t t = 0; t < 3; ++t) {
+      EXPECT_TRUE((*sender)->put(t, ByteSpan(model_.half).subspan(tensors[t].offset, tensors[t].bytes), soon()).ok());
+    }
+    const Status late = (*sender)->finish(Deadline::after(std::chrono::milliseconds(50)));
+    ASSERT_FALSE(late.ok());
+    EXPECT_EQ(late.error().code(), Errc::timed_out);
+    given_up.give();
+    EXPECT_TRUE(send(**sender, model_.half, 2).ok());
+  });
+  std::thread second([&] {
+    auto sender = open(one_of_two(1));
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    ASSERT_TRUE((*sender)->begin(version_of(1), soon()).ok());
+    given_up.wait();
+    const auto tensors = model_.layout->tensors();
+    Status sent;
+    for (std::uint32_t t = 3; sent.ok() && t < tensors.size(); ++t) {
+      sent = (*sender)->put(t, ByteSpan(model_.half).subspan(tensors[t].offset, tensors[t].bytes), soon());
+    }
+    if (sent.ok()) sent = (*sender)->finish(soon());
+    EXPECT_FALSE(sent.ok());
+    EXPECT_TRUE(send(**sender, model_.half, 2).ok());
+  });
+  const auto receiver = connect();
+  const Status torn = take(**receiver, 1);
+  EXPECT_EQ((*receiver)->current(), std::nullopt);
+  EXPECT_THAT(torn.ok() ? "taken" : torn.error().message(), HasSubstr("rank 0 (trainer)"));
+  EXPECT_TRUE(take(**receiver, 2).ok());
+  first.join();
+  second.join();
+}
+
 TEST_F(BucketOffers, AnEngineThatEndedInPeaceIsFoundAgainByTheSameSender) {
   std::unique_ptr<bucket::Sender> sender;
   for (std::uint64_t v = 1; v < 4; ++v) {

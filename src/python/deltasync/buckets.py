@@ -81,7 +81,8 @@ class BucketSender:
         Errors: NotFound (a name that is not in the layout), CoverageError (what is missing is named), InvalidArgument
         (shape or dtype), ConnectionFailed (the engine is gone), DeadlinePassed, what the engine says. After any of
         them, and any exception of the iterable, the engine has the version before, or with
-        ``full_update_policy="in_place"`` none; the next ``send`` connects again.
+        ``full_update_policy="in_place"`` none; the next ``send`` connects again. Only where the last answer was lost
+        (ConnectionFailed or DeadlinePassed after the last tensor) it may have this one: its own ``version`` tells.
         """
         native = self._native
         if native is None:
