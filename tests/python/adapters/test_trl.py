@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltasync import Tls, errors
+from deltasync.adapters import servers
 from deltasync.adapters.publisher import Publisher
 from deltasync.adapters.servers import Http, SglangServer, StaleCache, VllmServer
 from deltasync.adapters.trl import WeightTransfer
@@ -167,6 +170,23 @@ def test_vllm_reads_the_token_from_a_file_of_its_own(server: RolloutServer, segm
     assert_serves(server, model())
     assert "secret" not in str(server.calls)
     transfer.destroy()
+
+
+def test_vllms_word_is_waited_for_beyond_its_deadline(server: RolloutServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(path: str, given: dict[str, Any]) -> dict[str, Any]:
+        if path == "/update_weights":
+            time.sleep(given["update_info"]["deadline_ms"] / 1000 + 1)
+        server.label = given.get("weight_version", server.label)
+        return {"message": "ok"}
+
+    monkeypatch.setattr(server, "handle", late)
+    vllm = VllmServer(server.url)
+    vllm.update(7, 0.5)
+    assert server.label == "7"
+    monkeypatch.setattr(servers, "_VLLM_ANSWER_S", 0.1)
+    with pytest.raises(errors.DeadlinePassed, match="may have version 8 now.*do not resume"):
+        vllm.update(8, 0.5)
+    assert server.label == "7"
 
 
 def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:

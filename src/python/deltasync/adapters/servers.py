@@ -22,12 +22,14 @@ from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, Inv
 from ..tls import Tls, TlsLike
 
 _LOOK_S = 0.25
-#: A server's answer after its own deadline.
+#: A server's answer after its own deadline; vLLM's ranks have 30 s more for their decision.
 _ANSWER_S = 15.0
+_VLLM_ANSWER_S = 45.0
 
 
 class Server(Protocol):
-    """What an adapter asks of a rollout server. ``timeout`` in seconds; each method raises within it."""
+    """What an adapter asks of a rollout server. ``timeout`` in seconds; each method raises within it, but that
+    :meth:`update` waits a moment more for the server's own word."""
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         """Waits for the server and tells its plug-in where the agents are: ``info`` is ``{"endpoints": [...],
@@ -112,7 +114,16 @@ class VllmServer:
 
     def update(self, version: int, timeout: float) -> None:
         end = time.monotonic() + timeout
-        info = {"version": version, "verify": self.verify, "deadline_ms": round(timeout * 1000)}
+
+        def update() -> None:
+            info = {"version": version, "verify": self.verify, "deadline_ms": round(left(end) * 1000)}
+            try:
+                self.http.post("/update_weights", {"update_info": info}, timeout=left(end) + _VLLM_ANSWER_S)
+            except (ConnectionFailed, DeadlinePassed) as error:
+                raise type(error)(
+                    f"{error.message}; it may have version {version} now, under the label of before",
+                    "do not resume before an update has succeeded",
+                ) from None
 
         def finish(label: str | None = None) -> None:
             given = None if label is None else {"weight_version": label}
@@ -120,7 +131,7 @@ class VllmServer:
 
         vllm_session(
             lambda: self.http.post("/start_weight_update", timeout=timeout),
-            lambda: self.http.post("/update_weights", {"update_info": info}, timeout=left(end)),
+            update,
             finish,
             str(version),
         )
