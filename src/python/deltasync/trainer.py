@@ -247,13 +247,13 @@ class WeightManager:
             raise InvalidArgument("offload: this manager is closed")
         if self._offloading:
             raise InvalidArgument("offload: one is under way; its tensors, or a handler of a signal, ask for another")
+        before, wanted = self._newest(), Version(0, 0)  # first: a writer that is in another call says so
         if self._across:
             self._across.begin_call(not self._planned)
         if self._export:
             self._export.begin_call()
         self._offloading = True
         self._cast, self._made = {}, Made()
-        before, wanted = self._newest(), Version(0, 0)
         source: TensorSource | None = None
         try:
             wanted = self._version(version, label)
