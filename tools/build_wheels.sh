@@ -49,6 +49,6 @@ for version in "${versions[@]}"; do
   CC=/usr/bin/cc CXX=/usr/bin/c++ "build-wheel/python$version/bin/pip" wheel --quiet --disable-pip-version-check \
     --no-deps --no-build-isolation --config-settings=build-dir="$PWD/build-wheel" \
     --config-settings=cmake.define.DELTASYNC_PORTABLE=ON --wheel-dir "$raw" .
-  PATH=$PWD/build-wheel/auditwheel/bin:$PATH auditwheel repair --plat "$platform" --only-plat \
+  PATH=$PWD/build-wheel/auditwheel/bin:$PATH auditwheel repair --plat "$platform" --only-plat --zip-compression-level 9 \
     --wheel-dir "$out" "$raw"/deltasync-*.whl
 done

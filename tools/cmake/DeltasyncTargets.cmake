@@ -23,6 +23,7 @@ add_library(deltasync_options INTERFACE)
 if(DELTASYNC_PORTABLE)  # a wheel brings its libraries along: only what is called of them, and of this one
   target_compile_options(deltasync_options INTERFACE -ffunction-sections -fdata-sections)
   target_link_options(deltasync_options INTERFACE -Wl,--gc-sections)
+  find_program(DELTASYNC_GOLD NAMES ld.gold)
 endif()
 target_include_directories(deltasync_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
                                                        ${PROJECT_SOURCE_DIR})
@@ -85,13 +86,16 @@ endif()
 # deltasync_library(NAME SOURCES a.cpp … DEPENDS target …): a static library, one per layer. Those of tests are built only
 # where a test is that links them.
 # SMALL: no loop of it goes over weights, so that wheels, which have most libraries twice, have it compiled for size.
+# SMALL_SOURCES: none of these has such a loop.
 function(deltasync_library name)
-  cmake_parse_arguments(ARG "SMALL" "" "SOURCES;DEPENDS" ${ARGN})
-  add_library(${name} ${DELTASYNC_LIBRARY_KIND} ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "SMALL" "" "SOURCES;SMALL_SOURCES;DEPENDS" ${ARGN})
+  add_library(${name} ${DELTASYNC_LIBRARY_KIND} ${ARG_SOURCES} ${ARG_SMALL_SOURCES})
   target_link_libraries(${name} PUBLIC deltasync_options ${ARG_DEPENDS})
   target_compile_options(${name} PRIVATE ${unity_options})
   if(ARG_SMALL AND DELTASYNC_PORTABLE)
     target_compile_options(${name} PRIVATE -Os)
+  elseif(DELTASYNC_PORTABLE)
+    set_source_files_properties(${ARG_SMALL_SOURCES} PROPERTIES COMPILE_OPTIONS -Os)
   endif()
   if(DELTASYNC_LIBRARIES_IF_USED)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -102,6 +106,9 @@ endfunction()
 function(deltasync_executable name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
+  if(DELTASYNC_PORTABLE AND DELTASYNC_GOLD)  # functions that are the same, of which templates make many, are kept once
+    target_link_options(${name} PRIVATE -fuse-ld=gold -Wl,--icf=safe)
+  endif()
   target_link_libraries(${name} PRIVATE deltasync_options ${ARG_DEPENDS})
   target_compile_options(${name} PRIVATE ${unity_options})
 endfunction()
