@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -271,6 +274,63 @@ def test_deadlines_and_absent_servers_are_named() -> None:
         http.post("/pause", timeout=0)
     with pytest.raises(errors.InvalidArgument):
         Http("ftp://example")
+
+
+def answering(*pieces: bytes, every: float = 0.0) -> str:
+    """The URL of a server that answers each request with these, and hangs up."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            with listening.accept()[0] as one, contextlib.suppress(OSError):
+                one.recv(65536)
+                for piece in pieces:
+                    one.sendall(piece)
+                    time.sleep(every)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def page(status: str, body: bytes, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
+def test_an_answer_that_comes_slowly_has_a_deadline(status: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.DeadlinePassed, match="no answer after 1.0 s"):
+        Http(answering(page(status, b"", 30), *[b" "] * 30, every=0.5)).post("/pause", timeout=1)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
+def test_a_server_that_dies_amid_its_answer_is_a_lost_connection(status: str) -> None:
+    with pytest.raises(errors.ConnectionFailed, match="IncompleteRead"):
+        Http(answering(page(status, b"{}", 100))).post("/resume", timeout=30)
+
+
+def test_a_page_that_says_nothing_of_the_update_is_no_success() -> None:
+    url = answering(page("200 OK", b"<html>Please sign in</html>"))
+    with pytest.raises(errors.InternalError, match="is this the rollout server's address"):
+        VllmServer(url).update(7, 30)
+    with pytest.raises(errors.InternalError, match="version 7: .*is this the rollout server's address"):
+        SglangServer(url).update(7, 30)
+    with pytest.raises(errors.InternalError, match="version 7: nothing was written"):
+        SglangServer(answering(page("200 OK", b'{"success": false, "message": "nothing was written"}'))).update(7, 30)
+
+
+def test_the_agent_ends_whatever_the_server_raises(server: RolloutServer, segment_name: str) -> None:
+    class Own(VllmServer):
+        def resume(self, timeout: float) -> None:
+            raise RuntimeError("a session that is closed")
+
+    transfer = WeightTransfer(Own(server.url), early_pause=True, timeout=60, name=segment_name)
+    transfer.init_weight_transfer()
+    transfer.pause()
+    transfer.destroy()
+    assert transfer.publisher is None
 
 
 @pytest.mark.parametrize("make", [VllmServer, SglangServer])

@@ -7,7 +7,11 @@ Control only, plain JSON; weights never travel here. Every call has a deadline. 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import os
+import socket
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -25,6 +29,7 @@ _LOOK_S = 0.25
 #: A server's answer after its own deadline; vLLM's ranks have 30 s more for their decision.
 _ANSWER_S = 15.0
 _VLLM_ANSWER_S = 45.0
+_NO_WORD = "HTTP 200, but no word of the update: is this the rollout server's address?"
 
 
 class Server(Protocol):
@@ -118,12 +123,14 @@ class VllmServer:
         def update() -> None:
             info = {"version": version, "verify": self.verify, "deadline_ms": round(left(end) * 1000)}
             try:
-                self.http.post("/update_weights", {"update_info": info}, timeout=left(end) + _VLLM_ANSWER_S)
+                answer = self.http.post("/update_weights", {"update_info": info}, timeout=left(end) + _VLLM_ANSWER_S)
             except (ConnectionFailed, DeadlinePassed) as error:
                 raise type(error)(
                     f"{error.message}; it may have version {version} now, under the label of before",
                     "do not resume before an update has succeeded",
                 ) from None
+            if not _said(answer, "message"):
+                raise InternalError(f"{self.http.url}/update_weights: {_NO_WORD}")
 
         def finish(label: str | None = None) -> None:
             given = None if label is None else {"weight_version": label}
@@ -217,7 +224,9 @@ class SglangServer:
             "manifest": {"deltasync": self._info | {"timeout": timeout}},
         }
         answer = self.http.post("/update_weights_from_disk", body, timeout=timeout + _ANSWER_S)
-        message = str(answer.get("message", ""))
+        message = str(_said(answer, "message") or "")
+        if _said(answer, "success") is not True:
+            raise InternalError(f"{self.http.url}: version {version}: {message or _NO_WORD}")
         if is_stale_cache(message):
             raise StaleCache(f"{self.http.url}: version {version} serves: {message}")
 
@@ -339,29 +348,57 @@ class Http:
             raise DeadlinePassed(f"{self.url}{path}: no time is left for it")
         headers = self._headers | ({"Content-Type": "application/json"} if data else {})
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        end = time.monotonic() + timeout
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError as error:
-            body = error.read().decode(errors="replace")
-            if error.code == 404:
-                raise NotFound(
-                    f"{self.url}{path}: HTTP 404: {body[:2000] or 'no such route'}; vLLM has routes of /pause and the "
-                    "like with VLLM_SERVER_DEV_MODE=1 only"
-                ) from None
-            raise HttpStatus(f"{self.url}{path}: HTTP {error.code}: {body[:2000]}", error.code, body) from None
-        except TimeoutError:
-            raise DeadlinePassed(f"{self.url}{path}: no answer after {timeout:.1f} s") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
+            answer: Any
+            try:
+                answer, code = urllib.request.urlopen(request, timeout=timeout), 200
+            except urllib.error.HTTPError as error:
+                answer, code = error, error.code
+            with answer:
+                text = _read(answer, end).decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            if left(end) == 0 or isinstance(reason, TimeoutError):
                 raise DeadlinePassed(f"{self.url}{path}: no answer after {timeout:.1f} s") from None
-            raise ConnectionFailed(f"{self.url}{path}: {error.reason}") from None
-        except OSError as error:
-            raise ConnectionFailed(f"{self.url}{path}: {error}") from None
+            raise ConnectionFailed(f"{self.url}{path}: {reason}") from None
+        if code == 404:
+            raise NotFound(
+                f"{self.url}{path}: HTTP 404: {text[:2000] or 'no such route'}; vLLM has routes of /pause and the "
+                "like with VLLM_SERVER_DEV_MODE=1 only"
+            )
+        if code != 200:
+            raise HttpStatus(f"{self.url}{path}: HTTP {code}: {text[:2000]}", code, text)
         try:
             return json.loads(text) if text.strip() else {}
         except json.JSONDecodeError:
             return {}
+
+
+def _read(answer: Any, end: float) -> bytes:
+    """All of it until then: a socket's own timeout begins again with each byte."""
+    if answer.isclosed():  # it has no body
+        return b""
+    with socket.socket(fileno=os.dup(answer.fileno())) as own:
+        timer = threading.Timer(left(end), _shut, [own])
+        timer.start()
+        try:
+            text = bytes(answer.read())
+        finally:
+            timer.cancel()
+            timer.join()
+    if left(end) == 0:
+        raise TimeoutError
+    return text
+
+
+def _shut(own: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        own.shutdown(socket.SHUT_RDWR)
+
+
+def _said(answer: Any, key: str) -> Any:
+    return answer.get(key) if isinstance(answer, dict) else None
 
 
 def _root_of(models: Any, name: str) -> str:

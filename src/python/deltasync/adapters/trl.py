@@ -22,7 +22,6 @@ from typing import Any
 
 from .._deadlines import left
 from .._reports import OffloadReport
-from ..errors import Error
 from .publisher import Publisher
 from .servers import Server, Servers
 
@@ -116,5 +115,5 @@ class WeightTransfer:
             return
         try:
             self.resume()
-        except Error as error:
+        except Exception as error:
             _log.error("the rollout server stays paused: %s", error)
