@@ -13,6 +13,7 @@
 #include "deltasync/receiver.hpp"
 #include "deltasync/target.hpp"
 #include "format/tile_set.hpp"
+#include "receiver/older_epoch.hpp"
 #include "receiver/standing.hpp"
 #include "receiver/targets/target.hpp"
 
@@ -66,7 +67,8 @@ class BoundTarget : public Receiver {
   virtual void note_served(const Status& served) = 0;
 
  protected:
-  BoundTarget(ReceiverOptions options, ThreadPool& pool) : options_(std::move(options)), target_pool_(pool) {}
+  BoundTarget(ReceiverOptions options, ThreadPool& pool)
+      : options_(std::move(options)), target_pool_(pool), older_epochs_(options_.on_older_epoch) {}
 
   /// A target that keeps these tiles.
   Status bind_tiles(std::unique_ptr<Target> target, TileSet tiles, const CallContext& until);
@@ -93,6 +95,7 @@ class BoundTarget : public Receiver {
 
   const ReceiverOptions options_;
   ThreadPool& target_pool_;  ///< of the receiver
+  OlderEpochs older_epochs_;
   LayoutPtr layout_;
   Sidecar sidecar_;
   std::unique_ptr<Target> target_;

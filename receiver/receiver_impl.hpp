@@ -78,7 +78,6 @@ class ReceiverImpl final : public BoundTarget {
   std::vector<delta::Batch> batches_;
   PartialUpdate partial_;
   std::uint64_t scrub_cursor_ = 0;
-  std::uint64_t older_told_ = 0;
 };
 
 /// Receiver::connect() with a tuning of its own.

@@ -208,7 +208,8 @@ void BucketReceiver::refuse_all(const Error& why) {
 }
 
 Result<std::optional<Version>> BucketReceiver::agree(const Want& want, const CallContext& until) {
-  const bool newest = !want.number && want.label.empty() && !want.newer;
+  const bool named = want.number || !want.label.empty();
+  const bool newest = !named && !want.newer;
   const Deadline patience = want.wait_max ? Deadline::after(*want.wait_max) : until.deadline();
   for (;;) {
     const auto offers = std::count_if(sessions_.begin(), sessions_.end(), [](const auto& s) { return !!s->offer; });
@@ -239,10 +240,13 @@ Result<std::optional<Version>> BucketReceiver::agree(const Want& want, const Cal
       return std::move(agreed).error();
     }
     Status suitable = suits(version, want);
+    const bool asked = suitable.ok();
+    if (asked && !named) suitable = older_epochs_.check(options_.endpoint, version, target_->committed());
     if (suitable) return std::optional<Version>(version);
     if (suitable.error().code() == Errc::gone) return std::move(suitable).error();
     log::warn("bucket_channel refuses why=\"{}\"", suitable.error().to_string());
     refuse_all(suitable.error());
+    if (asked && older_epochs_.policy() == OlderEpoch::fail) return std::move(suitable).error();
   }
 }
 

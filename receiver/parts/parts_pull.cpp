@@ -234,9 +234,7 @@ Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallCont
         DS_TRY(ask(whom, {.newer = want.newer, .wait_max = want.wait_max}, until, answers));
         for (std::size_t i = 0; i < whom.size(); ++i) {
           named[numbers[i]] = *answers[i];
-          if (wanted.held && answers[i]->id.epoch < wanted.held->epoch) {
-            DS_TRY(older_epoch(*whom[i], *answers[i], committed->version));
-          }
+          DS_TRY(look_at_epoch(*whom[i], *answers[i], full ? nullptr : committed));
           agreement.heard(numbers[i], answers[i]->id);
         }
         if (agreement.step() != Agreement::Step::ask) break;
@@ -300,16 +298,12 @@ Result<Version> PartsReceiver::agree_on_named(const Want& want, const CallContex
   }
 }
 
-Status PartsReceiver::older_epoch(const Member& member, const Version& served, const Version& held) {
-  const OlderEpoch policy = options_.on_older_epoch;
-  const std::string what =
-      "it serves " + to_string(served) + ", of an older epoch than " + to_string(held) + ", which is held";
-  if (policy == OlderEpoch::fail) return about(member, Error(Errc::version_conflict, what));
-  if (std::exchange(older_told_, served.id.epoch) != served.id.epoch) {
-    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", member.at.endpoint, to_string(held),
-              to_string(served), policy == OlderEpoch::wait ? "wait" : "follow");
-  }
-  if (policy == OlderEpoch::wait) last_ = about(member, Error(Errc::timed_out, what));
+Status PartsReceiver::look_at_epoch(const Member& member, const Version& served, const TargetState* held) {
+  Status fits = older_epochs_.check(member.at.endpoint, served, held);
+  if (fits) return {};
+  const Error why = about(member, std::move(fits).error());
+  if (older_epochs_.policy() == OlderEpoch::fail) return why;
+  last_ = Error(Errc::timed_out, why.message());
   return {};
 }
 

@@ -102,7 +102,7 @@ class PartsReceiver final : public BoundTarget {
              std::vector<std::optional<Version>>& answers);
   Status fetch(const std::vector<Member*>& whom, const VersionId& version, const Want& want, const CallContext& until,
                std::vector<std::optional<Error>>& refusals);
-  Status older_epoch(const Member& member, const Version& served, const Version& held);
+  Status look_at_epoch(const Member& member, const Version& served, const TargetState* held);
   Result<Prepared> merge(bool full);
   Status scrub(const CallContext& until);
   std::vector<Member*> needed();
@@ -119,7 +119,6 @@ class PartsReceiver final : public BoundTarget {
   std::vector<Member> members_;
   std::unique_ptr<JointUpdate> joint_;
   std::uint64_t scrub_cursor_ = 0;
-  std::uint64_t older_told_ = 0;
   bool members_changed_ = false;  ///< since a pull has begun to ask them
   std::optional<Error> last_;     ///< in a pull: the last refusal of a member
 };

@@ -236,20 +236,11 @@ bool Pull::changes_are_too_many(const wire::PlanReply& reply) const {
 }
 
 Result<Pull::Progress> Pull::look_at_epoch(const wire::PlanReply& reply) {
-  const TargetState* committed = s_.target.committed();
-  const bool older = committed != nullptr && reply.target.id.epoch < committed->version.id.epoch;
-  if (!older || version_is_named()) return Progress::whole;
-  const OlderEpoch policy = s_.options.on_older_epoch;
-  const std::string what = "the agent serves " + to_string(reply.target) + ", of an older epoch than " +
-                           to_string(committed->version) + ", which is held";
-  if (policy == OlderEpoch::fail) return Error(Errc::version_conflict, what);
-  const bool wait = policy == OlderEpoch::wait;
-  if (std::exchange(s_.older_told, reply.target.id.epoch) != reply.target.id.epoch) {
-    log::warn("older_epoch agent={} held=\"{}\" served=\"{}\" policy={}", s_.peer.endpoint(),
-              to_string(committed->version), to_string(reply.target), wait ? "wait" : "follow");
-  }
-  if (!wait) return Progress::whole;
-  last_ = Error(Errc::timed_out, what);
+  if (version_is_named()) return Progress::whole;
+  Status fits = s_.older_epochs.check(s_.peer.endpoint(), reply.target, s_.target.committed());
+  if (fits) return Progress::whole;
+  if (s_.older_epochs.policy() == OlderEpoch::fail) return std::move(fits).error();
+  last_ = Error(Errc::timed_out, fits.error().message());
   return Progress::replan;
 }
 

@@ -45,8 +45,8 @@ struct Session {
   const TargetCapabilities can;  ///< the target's
   PartialUpdate& partial;
   std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
-  std::uint64_t& older_told;    ///< the epoch of which was said that it is older than what is held; 0: none
-  bool& invalidated;            ///< live memory was found to differ from its digests: only a full pull helps
+  OlderEpochs& older_epochs;
+  bool& invalidated;  ///< live memory was found to differ from its digests: only a full pull helps
 };
 
 class Pull {

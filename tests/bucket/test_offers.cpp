@@ -2,6 +2,7 @@
 #include <gmock/gmock-matchers.h>
 
 #include "tests/bucket/raw_peers.hpp"
+#include "tests/support/log_lines.hpp"
 
 namespace deltasync::test {
 namespace {
@@ -218,6 +219,63 @@ TEST_F(BucketOffers, AnotherEpochsVersionIsNewerWhateverItsNumber) {
   }
   trainer.join();
   EXPECT_EQ((*receiver)->current()->id.number, 1u);
+}
+
+/// What an engine that has version 5 makes of one of an older epoch.
+class BucketOlderEpoch : public BucketOffers {
+ protected:
+  static Version older() { return {{kEpoch - 1, 1}, ""}; }
+  /// Offers `older()`, and then, unless it is taken, `next`.
+  void start(OlderEpoch policy, const Version& next) {
+    trainer_ = std::thread([this, next] {
+      auto sender = open();
+      ASSERT_TRUE(sender.ok()) << sender.error().message();
+      EXPECT_TRUE(send(**sender, model_.half, 5).ok());
+      const Status sent = send(**sender, model_.half, older());
+      if (sent.ok()) return;
+      told_ = sent.error().to_string();
+      EXPECT_TRUE(send(**sender, model_.half, next).ok());
+    });
+    receiver_ = connect({.on_older_epoch = policy}).value();
+    EXPECT_TRUE(take(*receiver_, 5).ok());
+  }
+  Status take_newer() {
+    DS_ASSIGN(const auto staged, receiver_->pull({.newer = true}, in_a_minute()));
+    return staged->commit(in_a_minute());
+  }
+  void TearDown() override { trainer_.join(); }
+
+  const LogLines lines_;
+  std::unique_ptr<Receiver> receiver_;
+  std::string told_;
+  std::thread trainer_;
+};
+
+TEST_F(BucketOlderEpoch, IsFollowedAndTheLogSaysSo) {
+  start(OlderEpoch::follow, {});
+  EXPECT_TRUE(take_newer().ok());
+  EXPECT_EQ(receiver_->current(), older());
+  EXPECT_TRUE(lines_.has("older_epoch ")) << lines_.text();
+}
+
+TEST_F(BucketOlderEpoch, IsRefusedWhileALaterOneIsWaitedFor) {
+  start(OlderEpoch::wait, version_of(6));
+  EXPECT_TRUE(take_newer().ok());
+  EXPECT_EQ(receiver_->current(), version_of(6));
+  EXPECT_THAT(told_, HasSubstr("version_conflict: "));
+  EXPECT_THAT(told_, HasSubstr("of an older epoch than "));
+  EXPECT_TRUE(lines_.has("older_epoch ")) << lines_.text();
+}
+
+TEST_F(BucketOlderEpoch, FailsThePullUnlessItIsNamed) {
+  start(OlderEpoch::fail, older());
+  const Status failed = take_newer();
+  ASSERT_FALSE(failed.ok());
+  EXPECT_EQ(failed.error().code(), Errc::version_conflict);
+  EXPECT_THAT(failed.error().message(), HasSubstr("of an older epoch than "));
+  EXPECT_TRUE(take(*receiver_, 1).ok());
+  EXPECT_EQ(receiver_->current(), older());
+  EXPECT_THAT(told_, HasSubstr("version_conflict: "));
 }
 
 /// A directory would have the new tensors beside the old files.
