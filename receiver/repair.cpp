@@ -31,6 +31,7 @@ Result<PullReport> Pull::repair(const Ranges& tiles) {
     s_.control.release(reply->plan, until_.deadline());
     if (!progress) return stopped(std::move(progress).error());
     if (*progress == Progress::whole) break;
+    until_.pause(std::exchange(pause_, std::chrono::milliseconds(0)));
     if (until_.deadline().passed()) return out_of_time();
   }
   out_.report.wire_bytes = bytes_received() - bytes_before_;

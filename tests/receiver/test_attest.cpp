@@ -83,9 +83,9 @@ class AttestPull : public PullTest, public testing::WithParamInterface<AnyEngine
   void SetUp() override { model_ = make_model(7, TiedEngine::specs()); }
   void TearDown() override { receiver_.reset(); }
 
-  void start_engine(FakeAgent::Setup setup = FakeAgent::Setup()) {
+  void start_engine(FakeAgent::Setup setup = FakeAgent::Setup(), const receiver::Tuning& tuning = quick()) {
     options_.scrub_tiles = 0;
-    start(std::move(setup));
+    start(std::move(setup), tuning);
     bind_engine();
   }
   void bind_engine() {
@@ -257,6 +257,25 @@ TEST_P(AttestPull, WhatCannotBeRepairedIsNamed) {
   stop.request_stop();
   EXPECT_EQ(receiver_->repair(found, CallContext(in_ms(60'000), stop.get_token())).error().code(), Errc::cancelled);
   ASSERT_TRUE(receiver_->current().has_value());
+  ASSERT_TRUE(receiver_->repair(found, in_ms(60'000)).ok());
+  expect_live(model_.half);
+}
+
+/// A plan and a lease each time would be what it lacks.
+TEST_P(AttestPull, AnAgentThatRefusesTilesIsNotAskedWithoutAPause) {
+  receiver::Tuning tuning = quick();
+  tuning.backoff_first = std::chrono::milliseconds(50);
+  tuning.backoff_max = std::chrono::seconds(1);
+  tuning.refused_plans = 1'000'000;
+  start_engine({}, tuning);
+  commit_pull();
+  engine_->flip(place("up", 3, 4), 2);
+  const std::vector<TileMismatch> found = wrong();
+  agent_->on_request(fault_on(Type::get_raw_tiles, Fault::refuse, 0, kAlways));
+  const std::uint64_t before = agent_->requests(Type::plan);
+  EXPECT_EQ(receiver_->repair(found, in_ms(1'000)).error().code(), Errc::timed_out);
+  EXPECT_LE(agent_->requests(Type::plan) - before, 10u);
+  agent_->on_request(nullptr);
   ASSERT_TRUE(receiver_->repair(found, in_ms(60'000)).ok());
   expect_live(model_.half);
 }
