@@ -40,6 +40,14 @@ void Control::drop() {
   parents_asked_at_ = {};
 }
 
+/// Its agent need not wonder what became of this receiver.
+void Control::leave() {
+  if (told_ && connection_.open() && !connection_.stale()) {
+    told_ = !connection_.send(wire::Type::end, connection_.next_request(), Deadline::after(kTellLimit)).ok();
+  }
+  drop();
+}
+
 /// A connection that a stop has shut down is of no more use.
 void Control::stop_on(const std::stop_token& stop) {
   connection_.stop_on({});
@@ -83,6 +91,7 @@ bool Control::replace(Deadline deadline, const std::function<bool(Connection&)>&
     closed_bytes_ += fresh.bytes_received();
     return false;
   }
+  if (connection_.open() && fresh.instance() != connection_.instance()) leave();
   drop();
   connection_ = std::move(fresh);
   tell_standing();
@@ -212,7 +221,7 @@ void Control::say_busy(const Error& said, std::chrono::milliseconds pause) {
 void Control::pass_over(const Error& why) {
   log::warn(cycle_lines_, "agent_passed_over agent={} error=\"{}\" then=\"{}\"", peer_.endpoint(), why.message(),
             peer_.addresses->size() == 1 ? "asking again" : "trying the next");
-  drop();
+  leave();
   noted_ = why;
   if (!peer_.addresses->is_named()) silent_at_[peer_.addresses->at()] = Clock::now();
 }
@@ -386,9 +395,7 @@ void Control::tell_standing() {
 void Control::say_goodbye() {
   if (!fork_guard_.same_process()) return;
   if (!connection_.open() && cut_) static_cast<void>(connect(Deadline::after(kGoodbyeLimit)));
-  if (!told_ || !connection_.open() || connection_.stale()) return;
-  static_cast<void>(connection_.send(wire::Type::end, connection_.next_request(), Deadline::after(kTellLimit)));
-  drop();
+  leave();
 }
 
 void Control::release(std::uint64_t plan, Deadline deadline) {

@@ -121,6 +121,7 @@ class Control {
   using Clock = std::chrono::steady_clock;
 
   void stop_on(const std::stop_token& stop);
+  void leave();
   bool replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted = {});
   Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
   Status connect(std::chrono::milliseconds patience, Deadline deadline);

@@ -244,6 +244,35 @@ TEST_F(Lags, AReceiverThatEndsAfterWaitingInVainIsNotLost) {
   EXPECT_FALSE(rows()[0].lost) << "it has said goodbye";
 }
 
+/// The preferred agent is there again: the one that it had until then need not worry.
+TEST_F(Lags, AReceiverThatGoesOnAtAnotherAgentIsNotLost) {
+  start_agent();
+  next_version();
+  const test::HeldPort preferred;
+  ReceiverOptions both = options();
+  both.endpoint = preferred.endpoint() + ",127.0.0.1:" + std::to_string(port());
+  receiver::Tuning tuning;
+  tuning.preferred_look = std::chrono::milliseconds(0);
+  auto receiver = receiver::ReceiverImpl::connect(both, tuning, test_deadline(), 1);
+  ASSERT_TRUE(receiver) << receiver.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(make_host_target(model_.layout), test_deadline()));
+  pull(**receiver);
+  ASSERT_TRUE(hears(served()->version.id));
+  const test::TempDir dir;
+  AgentOptions other_options = options_;
+  other_options.core.shm_dir = dir.path();
+  other_options.trainer.socket_path = (dir.path() / "agent.sock").string();
+  other_options.pull.listen.port = preferred.number();
+  const auto other = Agent::start(other_options);
+  ASSERT_TRUE(other) << other.error().to_string();
+  const auto nothing_new =
+      (*receiver)->pull({.newer = true, .wait_max = std::chrono::milliseconds(1)}, test_deadline());
+  EXPECT_FALSE(nothing_new);
+  EXPECT_EQ((*other)->pull_server().receivers().size(), 1u) << "it is there";
+  EXPECT_TRUE(eventually([&] { return rows()[0].connection == 0; }));
+  EXPECT_FALSE(rows()[0].lost);
+}
+
 TEST_F(Lags, AConnectionReportsForOneReceiver) {
   start_agent();
   next_version();
