@@ -113,3 +113,22 @@ def test_a_weight_that_is_tied_no_more_is_refused(segment_name: str) -> None:
             served.head.weight = torch.nn.Parameter(served.head.weight.detach().clone())
             with pytest.raises(errors.LayoutMismatch, match="head.weight: the module keeps it elsewhere"):
                 receiver.update()
+
+
+def test_a_weight_that_is_written_in_part_is_named(segment_name: str) -> None:
+    class Fused(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fused = torch.nn.Parameter(torch.zeros(4, 4))
+            self.q = torch.nn.Parameter(self.fused.data[:2])
+            self.first = torch.nn.Parameter(self.q.data[0])  # which is all in q
+
+    with deltasync.WeightManager({"q": torch.ones(2, 4)}, name=segment_name) as manager:
+        manager.offload({"q": torch.ones(2, 4)})
+        with pytest.raises(errors.UnmatchedWeights, match="fused") as raised:
+            deltasync.Receiver(manager.endpoint, module=Fused())
+        assert "first" not in str(raised.value)
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update()
+            with pytest.raises(errors.LayoutMismatch, match=r"lacks \[\], the version \['fused'\]"):
+                receiver.load_into(Fused())

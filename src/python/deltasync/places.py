@@ -55,12 +55,12 @@ def plan_of_module(
             untaken[tensor.name] = "the module's state_dict() computes it, so it has no memory to be written"
         else:
             found.append(_find(tensor, own))
-    written = {each.own.data_ptr() for each in found}
+    written = reaches(each.own for each in found)
     unfilled, kept = ignored.split(
         {
             name: f"{list(own.shape)}" if is_torch_tensor(own) else f"no tensor but {type(own).__name__}"
             for name, own in state.items()
-            if layout.find(name) is None and name not in computed and not _is_covered(own, written)
+            if layout.find(name) is None and name not in computed and not is_covered(own, written)
         }
     )
     more = "; strict=False lets the module have more" if unfilled and not untaken else ""
@@ -171,9 +171,24 @@ def _computed(state: dict[str, Any], again: dict[str, Any]) -> set[str]:
     }
 
 
-def _is_covered(own: Any, written: set[int]) -> bool:
-    """Whether no update has to write it: it has no byte, or is a further name of memory that one writes."""
-    return is_torch_tensor(own) and (not own.numel() or own.data_ptr() in written)
+def reaches(tensors: Iterable[Any]) -> dict[int, int]:
+    """By address, how many bytes from there on are written."""
+    written: dict[int, int] = {}
+    for tensor in tensors:
+        written[tensor.data_ptr()] = max(_reach(tensor), written.get(tensor.data_ptr(), 0))
+    return written
+
+
+def is_covered(own: Any, written: dict[int, int]) -> bool:
+    """Whether no update has to write it: it has no byte, or is a further name of memory that one writes, or of the
+    beginning of it."""
+    return is_torch_tensor(own) and (not own.numel() or _reach(own) <= written.get(own.data_ptr(), 0))
+
+
+def _reach(tensor: Any) -> int:
+    """Bytes from its first element to its last one's end."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.element_size())
 
 
 _OTHER_MODEL = "module= must be the model that the trainer publishes, with the same names"

@@ -25,7 +25,7 @@ from .agent import read_token
 from .coverage import Ignore
 from .errors import Error, InvalidArgument, LayoutMismatch, Unsupported
 from .layouts import module_memory
-from .places import check_module
+from .places import check_module, is_covered, reaches
 from .prepared import Lag, Prepared, PullReport, RepairReport, TileMismatch
 from .tls import Tls, TlsLike
 
@@ -376,8 +376,8 @@ class Receiver:
         received = dict(self.tensors())
         state = module_memory(module, received)
         unexpected = [name for name in received if name not in state]
-        given = {own.data_ptr() or id(own) for name, own in state.items() if name in received}
-        missing = [name for name, own in state.items() if (own.data_ptr() or id(own)) not in given]
+        written = reaches(own for name, own in state.items() if name in received)
+        missing = [name for name, own in state.items() if name not in received and not is_covered(own, written)]
         if missing or unexpected:
             raise LayoutMismatch(f"load_into: the module lacks {unexpected[:3]}, the version {missing[:3]}")
         for name, tensor in received.items():
