@@ -72,6 +72,9 @@ class RolloutServer:
         elif path == "/init_weight_transfer_engine":
             info = given["init_info"]
             self.receiver = deltasync.Receiver(info["agent"], token_file=info.get("token_file"), tls=info.get("tls"))
+        elif path == "/start_weight_update":
+            if self.receiver is None:
+                raise RuntimeError("deltasync is not initialised: POST /init_weight_transfer_engine first")
         elif path == "/update_weights":
             assert self.paused and self.receiver is not None
             info = given["update_info"]

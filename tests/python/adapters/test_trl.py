@@ -126,6 +126,20 @@ def test_an_update_is_never_on_a_server_that_generates(server: RolloutServer, se
     transfer.destroy()
 
 
+def test_a_server_that_was_started_again_is_told_again(server: RolloutServer, segment_name: str) -> None:
+    transfer = WeightTransfer(VllmServer(server.url), timeout=60, name=segment_name)
+    transfer.send_weights(stream(model()))
+    transfer.resume()
+    assert server.receiver is not None
+    server.receiver.close()
+    server.receiver = None
+    transfer.send_weights(stream(model()))
+    transfer.resume()
+    assert_serves(server, model())
+    assert server.label == "2"
+    transfer.destroy()
+
+
 def test_an_iterator_that_raises_touches_no_server(server: RolloutServer, segment_name: str) -> None:
     transfer = WeightTransfer([VllmServer(server.url)], model=model(), timeout=60, name=segment_name)
     with pytest.raises(RuntimeError, match="gather broke"):

@@ -29,6 +29,8 @@ _LOOK_S = 0.25
 #: A server's answer after its own deadline; vLLM's ranks have 30 s more for their decision.
 _ANSWER_S = 15.0
 _VLLM_ANSWER_S = 45.0
+#: How a vLLM server says that nothing has told it of an agent.
+NOT_INITIALISED = "deltasync is not initialised"
 _NO_WORD = "HTTP 200, but no word of the update: is this the rollout server's address?"
 
 
@@ -100,6 +102,7 @@ class VllmServer:
         self.pause_mode = pause_mode
         self.verify = verify
         self.ignore = list(Ignore(ignore).patterns)
+        self._init: dict[str, Any] = {}
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -112,13 +115,24 @@ class VllmServer:
                 "VllmServer(token_file=...) the same one on the server's host"
             )
         self.http.wait_healthy(timeout)
-        self.http.post("/init_weight_transfer_engine", {"init_info": given}, timeout=left(end))
+        self._init = {"init_info": given}
+        self.http.post("/init_weight_transfer_engine", self._init, timeout=left(end))
 
     def pause(self, timeout: float) -> None:
         self.http.post("/pause", query={"mode": self.pause_mode, "clear_cache": "true"}, timeout=timeout)
 
     def update(self, version: int, timeout: float) -> None:
         end = time.monotonic() + timeout
+
+        def start() -> None:
+            try:
+                self.http.post("/start_weight_update", timeout=left(end))
+            except HttpStatus as error:
+                if not self._init or NOT_INITIALISED not in error.body:
+                    raise
+                # The server was started again.
+                self.http.post("/init_weight_transfer_engine", self._init, timeout=left(end))
+                self.http.post("/start_weight_update", timeout=left(end))
 
         def update() -> None:
             info = {"version": version, "verify": self.verify, "deadline_ms": round(left(end) * 1000)}
@@ -137,7 +151,7 @@ class VllmServer:
             self.http.post("/finish_weight_update", given, timeout=max(1.0, left(end)))
 
         vllm_session(
-            lambda: self.http.post("/start_weight_update", timeout=timeout),
+            start,
             update,
             finish,
             str(version),

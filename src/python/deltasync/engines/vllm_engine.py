@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from .._deadlines import left
+from ..adapters.servers import NOT_INITIALISED
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
 from .covered import lacks
@@ -217,7 +218,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         """Of the model that this session is about."""
         info = self._init_info
         if info is None or self._target is None:
-            raise InvalidArgument("deltasync is not initialised: POST /init_weight_transfer_engine first")
+            raise InvalidArgument(f"{NOT_INITIALISED}: POST /init_weight_transfer_engine first")
         if self.model is self._default_model:
             return self._target
         if self._draft is None or self._draft.model is not self.model:
