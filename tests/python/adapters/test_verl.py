@@ -136,3 +136,20 @@ def test_what_is_out_of_order_is_named() -> None:
     with pytest.raises(errors.InternalError, match="0 of 2"):
         type(worker.engine).build_topology(2, 1, [{}, {}, {}])
     assert worker.send(1) == {}
+
+
+def test_a_trainer_of_the_same_port_and_another_token_is_another_one() -> None:
+    class Kept:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    engine = CheckpointEngineRegistry.new("deltasync", bucket_size=1 << 20)
+    sender = {"endpoint": "10.0.0.1:7070", "token": "first", "number": 1}
+    engine.init_process_group(sender)
+    engine._receiver = kept = Kept()
+    engine.init_process_group(sender | {"number": 2})
+    assert engine._receiver is kept and not kept.closed
+    engine.init_process_group(sender | {"token": "second"})
+    assert engine._receiver is None and kept.closed

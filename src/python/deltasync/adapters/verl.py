@@ -103,7 +103,7 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def init_process_group(self, sender: dict[str, Any] | None) -> None:
         """``sender``: what the master's :meth:`prepare` returned; None on trainer ranks. A receiver is kept over steps,
         which is why later ones are deltas; one of another agent (a trainer that was started again) is replaced."""
-        changed = self._sender is not None and (sender is None or sender["endpoint"] != self._sender["endpoint"])
+        changed = _agent_of(sender) != _agent_of(self._sender)
         self._sender = sender
         if changed and self._receiver is not None:
             self._receiver.close()
@@ -153,3 +153,8 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._receiver is None:
             self._receiver = Receiver(endpoint, token=token, timeout=self.timeout, **self._receiver_options)
         return self._receiver.update(number, timeout=left(end)).version
+
+
+def _agent_of(sender: dict[str, Any] | None) -> tuple[str, str] | None:
+    """A trainer that was started again may have the port of the one before, but not its token."""
+    return None if sender is None else (sender["endpoint"], sender["token"])
