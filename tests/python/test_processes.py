@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -281,6 +282,7 @@ def test_forked_child_that_exits_leaves_the_agent_its_directory(segment_name: st
             child = os.fork()
             if child == 0:
                 code = 1
+                gc.freeze()  # what other tests left is not what is collected here
                 try:
                     receiver.cancel()
                     receiver.close()
@@ -291,8 +293,6 @@ def test_forked_child_that_exits_leaves_the_agent_its_directory(segment_name: st
                     try:
                         sys.exit(code)
                     finally:
-                        import gc
-
                         del manager.agent._directory
                         gc.collect()
                         os._exit(code)
