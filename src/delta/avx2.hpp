@@ -8,8 +8,10 @@
 
 namespace deltasync::delta {
 
-/// The scan of elements of 2^`width_log2` bytes (scan_avx2.cpp).
-ScanFn avx2_scan(unsigned width_log2, bool is_float);
+/// The scans that ask for memory so many bytes ahead, or not at all (scan_avx2.cpp).
+inline constexpr std::size_t kScanAheadBytes = 1024;
+template <std::size_t kAheadBytes>
+ScanTable avx2_scans();
 
 namespace {
 

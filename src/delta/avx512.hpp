@@ -7,8 +7,8 @@
 
 namespace deltasync::delta {
 
-/// The scan of elements of 2^`width_log2` bytes (scan_avx512.cpp).
-ScanFn avx512_scan(unsigned width_log2, bool is_float);
+/// In scan_avx512.cpp.
+ScanTable avx512_scans();
 
 namespace {
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/form_choice.hpp"
 #include "base/racing_reads.hpp"
 #include "base/trace.hpp"
 #include "delta/changed_words.hpp"
@@ -94,6 +95,20 @@ class EqualRun {
   std::size_t same_until_ = 0;
 };
 
+/// Of the active kernels' scans.
+FormChoice& scan_choice() {
+  static const auto& forms = active_kernels().scans;
+  static FormChoice choice(forms[1].of[0][0] != nullptr ? 2 : 1, 0);
+  return choice;
+}
+
+/// A strip's scan in this form; in the first, if these kernels, which need not be the active ones, do not have it.
+ScanFn scan_of(const Kernels& kernels, const Strip& strip, unsigned form) {
+  const TileShape shape = strip.shape(0);
+  const ScanFn scan = kernels.scans[form].of[shape.width_log2()][shape.is_float];
+  return scan != nullptr ? scan : kernels.scans[0].of[shape.width_log2()][shape.is_float];
+}
+
 }  // namespace
 
 void BatchEncoder::reset_panels(std::uint32_t panels, std::uint32_t element_bytes) {
@@ -116,12 +131,13 @@ void BatchEncoder::reset_panels(std::uint32_t panels, std::uint32_t element_byte
   }
 }
 
-void BatchEncoder::scan_flat_tile(const Strip& strip, std::uint32_t panel, ByteSpan before, ByteSpan after) {
+void BatchEncoder::scan_flat_tile(const Strip& strip, std::uint32_t panel, ScanFn scan, ByteSpan before,
+                                  ByteSpan after) {
   const TileShape shape = strip.shape(panel);
   const std::byte* const a = before.data() + strip.offset(panel);
   const std::byte* const b = after.data() + strip.offset(panel);
   ScanOutput& out = panels_[panel].out;
-  kernels_.scan[shape.width_log2()][shape.is_float](a, b, shape.elements(), 0, 0, out);
+  scan(a, b, shape.elements(), 0, 0, out);
   if (shape.rows == 1 || shape.row_bytes() % 8 == 0) return;
   const RowGeometry geometry(shape, shape.row_bytes());
   switch (shape.element_bytes) {
@@ -133,13 +149,17 @@ void BatchEncoder::scan_flat_tile(const Strip& strip, std::uint32_t panel, ByteS
 
 void BatchEncoder::scan_strip(const Strip& strip, ByteSpan before, ByteSpan after) {
   reset_panels(strip.panels, strip.tensor->element_bytes);
+  scan_choice().run(end_of(strip) - static_cast<std::size_t>(strip.offset(0)), true,
+                    [&](unsigned form) { scan_strip(strip, scan_of(kernels_, strip, form), before, after); });
+}
+
+void BatchEncoder::scan_strip(const Strip& strip, ScanFn scan, ByteSpan before, ByteSpan after) {
   const std::size_t stride = strip.tensor->row_bytes();
   const bool whole_rows = stride == strip.shape(0).row_bytes();
   if (strip.rows == 1 || (whole_rows && (stride % 8 == 0 || stride < kShortRowBytes))) {
-    for (std::uint32_t p = 0; p < strip.panels; ++p) scan_flat_tile(strip, p, before, after);
+    for (std::uint32_t p = 0; p < strip.panels; ++p) scan_flat_tile(strip, p, scan, before, after);
     return;
   }
-  const ScanFn scan = kernels_.scan[strip.shape(0).width_log2()][strip.shape(0).is_float];
   for (std::uint32_t r = 0; r < strip.rows; ++r) {
     for (std::uint32_t p = 0; p < strip.panels; ++p) {
       const TileShape shape = strip.shape(p);

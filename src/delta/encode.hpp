@@ -36,7 +36,8 @@ class BatchEncoder {
   };
   void encode_strip(const Strip& strip, ByteSpan before, ByteSpan after, const Batch& batch, EncodedBatch& to);
   void scan_strip(const Strip& strip, ByteSpan before, ByteSpan after);
-  void scan_flat_tile(const Strip& strip, std::uint32_t panel, ByteSpan before, ByteSpan after);
+  void scan_strip(const Strip& strip, ScanFn scan, ByteSpan before, ByteSpan after);
+  void scan_flat_tile(const Strip& strip, std::uint32_t panel, ScanFn scan, ByteSpan before, ByteSpan after);
   void reset_panels(std::uint32_t panels, std::uint32_t element_bytes);
 
   const Kernels& kernels_;

@@ -207,10 +207,7 @@ SignSplit split_signs_avx2_u16(const std::byte* diffs, std::uint32_t count, std:
 const Kernels& avx2_kernels() {
   static const Kernels kKernels{
       .name = "avx2",
-      .scan = {{avx2_scan(0, false), avx2_scan(0, true)},
-               {avx2_scan(1, false), avx2_scan(1, true)},
-               {avx2_scan(2, false), avx2_scan(2, true)},
-               {avx2_scan(3, false), avx2_scan(3, true)}},
+      .scans = {avx2_scans<0>(), avx2_scans<kScanAheadBytes>()},
       .digest_run = digest_run_avx2,
       .copy_digests = {copy_digest_avx2, stream_digest_avx2<1>, stream_digest_avx2<4>},
       .digest_pairs = digest_pairs_avx2,

@@ -284,10 +284,7 @@ const Kernels& avx512_kernels() {
   // pext and pdep are as fast as anything for packing; those two are shared with AVX2.
   static const Kernels kKernels{
       .name = "avx512",
-      .scan = {{avx512_scan(0, false), avx512_scan(0, true)},
-               {avx512_scan(1, false), avx512_scan(1, true)},
-               {avx512_scan(2, false), avx512_scan(2, true)},
-               {avx512_scan(3, false), avx512_scan(3, true)}},
+      .scans = {avx512_scans()},
       .digest_run = digest_run_avx512,
       .copy_digests = {copy_digest_avx512, stream_digest_avx512<1>, stream_digest_avx512<4>},
       .digest_pairs = digest_pairs_avx512,

@@ -5,10 +5,10 @@ namespace deltasync::delta {
 const Kernels& scalar_kernels() {
   static const Kernels kKernels{
       .name = "scalar",
-      .scan = {{scan_scalar<std::uint8_t, false>, scan_scalar<std::uint8_t, true>},
-               {scan_scalar<std::uint16_t, false>, scan_scalar<std::uint16_t, true>},
-               {scan_scalar<std::uint32_t, false>, scan_scalar<std::uint32_t, true>},
-               {scan_scalar<std::uint64_t, false>, scan_scalar<std::uint64_t, true>}},
+      .scans = {{{{scan_scalar<std::uint8_t, false>, scan_scalar<std::uint8_t, true>},
+                  {scan_scalar<std::uint16_t, false>, scan_scalar<std::uint16_t, true>},
+                  {scan_scalar<std::uint32_t, false>, scan_scalar<std::uint32_t, true>},
+                  {scan_scalar<std::uint64_t, false>, scan_scalar<std::uint64_t, true>}}}},
       .digest_run = digest_run_scalar,
       .copy_digests = {[](std::byte* to, const std::byte* from, std::size_t size, std::uint64_t word) {
         return copy_then_digest(to, from, size, word, digest_run_scalar);

@@ -24,6 +24,9 @@ struct ScanOutput {
 /// and appends those that differ. Elements at the end that do not fill a word are zero-padded in the digest.
 using ScanFn = void (*)(const std::byte* before, const std::byte* after, std::uint32_t elements,
                         std::uint32_t first_position, std::uint64_t first_word, ScanOutput& out);
+struct ScanTable {
+  ScanFn of[4][2] = {};  ///< [log2 of the element's bytes][is float]
+};
 
 struct SignSplit {
   std::uint32_t exceptions = 0;  ///< differences of magnitude above 1
@@ -125,13 +128,14 @@ struct DenseKernels {
 
 struct Kernels {
   const char* name;
-  ScanFn scan[4][2];  ///< [log2 of the element's bytes][is float]
+  /// Forms of one loop (base/form_choice.hpp); one that is not there is empty, and comes last.
+  ScanTable scans[2];
 
   /// Sum over a contiguous run, zero-padded to whole words; word indices count from `first_word`.
   std::uint64_t (*digest_run)(const std::byte* bytes, std::size_t size, std::uint64_t first_word);
   /// Copies a run, and returns the digest of what was stored, as digest_run() of `to` would: also while others write to
   /// `from`. Long runs may go past the caches, and are there for other threads all the same.
-  /// Forms of one loop (base/form_choice.hpp); those that are not there are null, and come last.
+  /// Forms of one loop, too; those that are not there are null, and come last.
   using CopyDigestFn = std::uint64_t (*)(std::byte* to, const std::byte* from, std::size_t size,
                                          std::uint64_t first_word);
   CopyDigestFn copy_digests[3];

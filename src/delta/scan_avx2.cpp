@@ -93,7 +93,10 @@ inline __m128i load128(const void* from) {
 /// A run of vectors is compared first, which lists its changed words without a branch; then those are looked at, while
 /// they are in the nearest cache, without a branch either. Short runs, and a loop that is not unrolled, for the reasons
 /// given in scan_avx512.cpp.
-template <class U, bool kFloat>
+///
+/// kAheadBytes: memory is asked for so far ahead, since it waits while the changed words of a run are looked at. That
+/// is worth a third on some processors; others fetch what follows by themselves. 0: it is not asked for.
+template <class U, bool kFloat, std::size_t kAheadBytes>
 class Scanner {
  public:
   Scanner(const std::byte* before, const std::byte* after, std::uint32_t first_position, std::uint64_t first_word,
@@ -116,8 +119,6 @@ class Scanner {
   }
 
  private:
-  /// What comes is asked for so far ahead: while the changed words of a run are looked at, memory would wait.
-  static constexpr std::size_t kAheadBytes = 1024;
   static constexpr std::uint32_t kRunVectors = 64;
   static constexpr std::uint32_t kRoom = 1024;       ///< words on the list when it is moved to the front
   static constexpr unsigned kLanes = 8 / sizeof(U);  ///< of a word
@@ -129,8 +130,10 @@ class Scanner {
 #pragma GCC unroll 1
     for (std::uint32_t v = first; v < end; ++v) {
       const std::size_t at = std::size_t{v} * 32;
-      _mm_prefetch(reinterpret_cast<const char*>(before + at + kAheadBytes), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(after + at + kAheadBytes), _MM_HINT_T0);
+      if constexpr (kAheadBytes != 0) {
+        _mm_prefetch(reinterpret_cast<const char*>(before + at + kAheadBytes), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(after + at + kAheadBytes), _MM_HINT_T0);
+      }
       const __m256i equal = _mm256_cmpeq_epi64(load256(before + at), load256(after + at));
       const unsigned differ = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) ^ 15U;
       store_raw(words_ + count, kWordLists.of_mask[differ] + v * std::uint64_t{0x0004000400040004});
@@ -228,12 +231,12 @@ class Scanner {
   std::uint16_t words_[kRoom + kRunVectors * 4 + 8];
 };
 
-template <class U, bool kFloat>
+template <class U, bool kFloat, std::size_t kAheadBytes>
 void scan(const std::byte* before, const std::byte* after, std::uint32_t elements, std::uint32_t first_position,
           std::uint64_t first_word, ScanOutput& out) {
   constexpr std::uint32_t kVectorElements = 32 / sizeof(U);
   const std::uint32_t vectors = elements / kVectorElements;
-  Scanner<U, kFloat>(before, after, first_position, first_word, out).run(vectors);
+  Scanner<U, kFloat, kAheadBytes>(before, after, first_position, first_word, out).run(vectors);
   const std::size_t done = std::size_t{vectors} * 32;
   scan_scalar<U, kFloat>(before + done, after + done, elements % kVectorElements,
                          first_position + vectors * kVectorElements, first_word + vectors * 4, out);
@@ -241,12 +244,14 @@ void scan(const std::byte* before, const std::byte* after, std::uint32_t element
 
 }  // namespace
 
-ScanFn avx2_scan(unsigned width_log2, bool is_float) {
-  static constexpr ScanFn kScans[4][2] = {{scan<std::uint8_t, false>, scan<std::uint8_t, true>},
-                                          {scan<std::uint16_t, false>, scan<std::uint16_t, true>},
-                                          {scan<std::uint32_t, false>, scan<std::uint32_t, true>},
-                                          {scan<std::uint64_t, false>, scan<std::uint64_t, true>}};
-  return kScans[width_log2][is_float ? 1 : 0];
+template <std::size_t kAheadBytes>
+ScanTable avx2_scans() {
+  return {{{scan<std::uint8_t, false, kAheadBytes>, scan<std::uint8_t, true, kAheadBytes>},
+           {scan<std::uint16_t, false, kAheadBytes>, scan<std::uint16_t, true, kAheadBytes>},
+           {scan<std::uint32_t, false, kAheadBytes>, scan<std::uint32_t, true, kAheadBytes>},
+           {scan<std::uint64_t, false, kAheadBytes>, scan<std::uint64_t, true, kAheadBytes>}}};
 }
+template ScanTable avx2_scans<0>();
+template ScanTable avx2_scans<kScanAheadBytes>();
 
 }  // namespace deltasync::delta

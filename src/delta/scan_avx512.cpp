@@ -207,12 +207,11 @@ void scan(const std::byte* before, const std::byte* after, std::uint32_t element
 
 }  // namespace
 
-ScanFn avx512_scan(unsigned width_log2, bool is_float) {
-  static constexpr ScanFn kScans[4][2] = {{scan<std::uint8_t, false>, scan<std::uint8_t, true>},
-                                          {scan<std::uint16_t, false>, scan<std::uint16_t, true>},
-                                          {scan<std::uint32_t, false>, scan<std::uint32_t, true>},
-                                          {scan<std::uint64_t, false>, scan<std::uint64_t, true>}};
-  return kScans[width_log2][is_float ? 1 : 0];
+ScanTable avx512_scans() {
+  return {{{scan<std::uint8_t, false>, scan<std::uint8_t, true>},
+           {scan<std::uint16_t, false>, scan<std::uint16_t, true>},
+           {scan<std::uint32_t, false>, scan<std::uint32_t, true>},
+           {scan<std::uint64_t, false>, scan<std::uint64_t, true>}}};
 }
 
 }  // namespace deltasync::delta

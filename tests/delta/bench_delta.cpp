@@ -111,7 +111,7 @@ void ScanOnly(benchmark::State& state) {
       out.positions = positions[worker].data();
       out.diffs = reinterpret_cast<std::byte*>(diffs[worker].data());
       const std::size_t at = i * kTileElementsMax * 2;
-      active_kernels().scan[1][1](h.before.data() + at, h.after.data() + at, kTileElementsMax, 0, 0, out);
+      active_kernels().scans[0].of[1][1](h.before.data() + at, h.after.data() + at, kTileElementsMax, 0, 0, out);
       benchmark::DoNotOptimize(out.digest_change);
     });
   }
