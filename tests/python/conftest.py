@@ -13,6 +13,7 @@ from held_port import HeldPort
 
 if TYPE_CHECKING:
     from control_fleet import Fleet
+    from engine_rig import Rig
     from rank_fleet import Fleet as RankFleet
 
 
@@ -81,3 +82,16 @@ def shm_files() -> Iterator[set[str]]:
     yield before
     left = {path.name for path in Path("/dev/shm").iterdir()} - before
     assert not [name for name in left if name.startswith(f"pytest-{os.getpid()}-")], left
+
+
+@pytest.fixture
+def rig(segment_name: str, shm_files: set[str]) -> Iterator[Rig]:
+    """A trainer and engines beside it."""
+    pytest.importorskip("torch")
+    from engine_rig import Rig
+
+    made = Rig(segment_name)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -282,7 +282,7 @@ def test_forked_child_that_exits_leaves_the_agent_its_directory(segment_name: st
             child = os.fork()
             if child == 0:
                 code = 1
-                gc.freeze()  # what other tests left is not what is collected here
+                gc.freeze()  # of what other tests left, torch's TCPStore crashes a forked child that destroys it
                 try:
                     receiver.cancel()
                     receiver.close()

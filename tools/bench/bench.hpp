@@ -1,5 +1,5 @@
 // `deltasync bench CASE`: each case measures the machine's limit and the work in one run and returns one JSON object.
-// The case_*.cpp say what theirs measure.
+// The head of each case_*.cpp says what it measures.
 #pragma once
 
 #include <algorithm>

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from fake_trainer import Fake
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +18,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from whole_model import Whole
 
     return functools.cache(lambda name, *dtype: Whole(name, tmp_path_factory.mktemp(name), *dtype))
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    """A trainer that is cut as Megatron's are."""
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    from fake_trainer import Fake
+
+    return Fake(tmp_path)

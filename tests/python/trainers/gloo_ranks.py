@@ -76,7 +76,7 @@ def _start(rank: int, size: int, work: Callable[[int], Any], store: Path, result
             os.setpgid(child, child)  # here and there, since either may come first
         return child
     os.setpgid(0, 0)
-    gc.freeze()  # what tests before left is not this process's to destroy: the threads of such objects are not here
+    gc.freeze()  # else it destroys what tests before left: torch's TCPStore ends with the threads that it has not here
     stacks = result.with_suffix(".stacks").open("w")
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     said: tuple[bool, Any] = (False, "nothing")

@@ -26,9 +26,10 @@ from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, Inv
 from ..tls import Tls, TlsLike
 
 _LOOK_S = 0.25
-#: A server's answer after its own deadline; vLLM's ranks have 30 s more for their decision.
+#: A server's answer after its own deadline.
 _ANSWER_S = 15.0
-_VLLM_ANSWER_S = 45.0
+#: What vLLM's ranks have for their decision after a commit, beyond the commit's own deadline.
+VLLM_GRACE_S = 30.0
 #: How a vLLM server says that nothing has told it of an agent.
 NOT_INITIALISED = "deltasync is not initialised"
 _NO_WORD = "HTTP 200, but no word of the update: is this the rollout server's address?"
@@ -137,7 +138,9 @@ class VllmServer:
         def update() -> None:
             info = {"version": version, "verify": self.verify, "deadline_ms": round(left(end) * 1000)}
             try:
-                answer = self.http.post("/update_weights", {"update_info": info}, timeout=left(end) + _VLLM_ANSWER_S)
+                answer = self.http.post(
+                    "/update_weights", {"update_info": info}, timeout=left(end) + VLLM_GRACE_S + _ANSWER_S
+                )
             except (ConnectionFailed, DeadlinePassed) as error:
                 raise type(error)(
                     f"{error.message}; it may have version {version} now, under the label of before",

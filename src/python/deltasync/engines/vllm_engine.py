@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from .._deadlines import left
-from ..adapters.servers import NOT_INITIALISED
+from ..adapters.servers import NOT_INITIALISED, VLLM_GRACE_S
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
 from .covered import lacks
@@ -25,9 +25,6 @@ from .session import CommitReport, EngineReceiver, Staging
 from .vllm_loader import VllmLoader
 
 _log = logging.getLogger("deltasync.engines")
-
-#: What the decision after a commit waits for the other ranks beyond the deadline of the commit itself.
-_GRACE_S = 30.0
 
 
 @dataclass
@@ -200,7 +197,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             Work(commit, [] if receiver is None else [receiver], committed),
             subject=subject,
             end=end,
-            margin=_GRACE_S,
+            margin=VLLM_GRACE_S,
             doubt=self._doubts(),
             lacks=NOTHING if receiver is None else self._lacks(receiver),
         )
