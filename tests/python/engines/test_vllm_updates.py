@@ -180,6 +180,17 @@ def test_a_tensor_that_no_stage_takes_fails_the_update(start):
     setup.update(1)
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_who_guesses_from_the_text_has_no_draft_that_takes_what_is_left_over(start, method):
+    surplus = {"model.layers.0.surplus.weight": torch.zeros(4, dtype=torch.bfloat16)}
+    setup = start(edit=lambda weights: weights | surplus)
+    setup.replica.do("speculate", method)
+    with pytest.raises(RankFailed, match="UnmatchedWeights.*model.layers.0.surplus.weight"):
+        setup.init()
+    setup.init(ignore=["*.surplus.*"])
+    setup.update(1)
+
+
 def test_stages_of_a_pipeline_have_their_part_of_every_version(start):
     setup = start("qwen3_tied", 2, 2)
     setup.init()

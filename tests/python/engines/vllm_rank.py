@@ -130,6 +130,9 @@ class Rank:
             self.config.lora_config, self.config.parallel_config.enable_eplb = None, False
             self.config.load_config.load_format = "dummy"
 
+    def speculate(self, method):
+        self.config.speculative_config = SimpleNamespace(method=method)
+
     def fail_next(self, what):
         """Makes this rank fail once: "stage", or "commit" after it was written."""
         receiver = self.engine._target

@@ -26,6 +26,9 @@ from .vllm_loader import VllmLoader
 
 _log = logging.getLogger("deltasync.engines")
 
+#: Methods of speculation (vllm.config.SpeculativeConfig.method) that guess from the text, without a draft model.
+WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix"})
+
 
 @dataclass
 class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
@@ -255,7 +258,8 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         return lacks([one for one in (self._target, self._draft) if one is not None])
 
     def _has_draft(self) -> bool:
-        return getattr(self.vllm_config, "speculative_config", None) is not None
+        speculation = getattr(self.vllm_config, "speculative_config", None)
+        return speculation is not None and getattr(speculation, "method", None) not in WITHOUT_DRAFT
 
     def _doubts(self) -> str:
         return doubts([one for one in (self._target, self._draft) if one is not None])
