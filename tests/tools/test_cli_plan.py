@@ -75,6 +75,8 @@ class PlanTest(CliTest):
         self.cli("plan", self.file, "--engines", 0, expect=USAGE)
         self.cli("plan", self.tmp / "nothing", expect=MISSING)
         self.assertIn("nothing", self.err)
+        self.cli("plan", self.tmp, expect=USAGE)
+        self.assertIn("a directory", self.err)
         self.cli("plan", self.file, "--bench", self.file, expect=USAGE)
         self.assertIn("`deltasync bench CASE --json` prints one", self.err)
         self.cli("plan", expect=USAGE)

@@ -2,11 +2,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "tools/cli/cli.hpp"
 #include "tools/cli/http_get.hpp"
@@ -15,7 +13,6 @@
 namespace deltasync::cli {
 namespace {
 
-namespace fs = std::filesystem;
 using tools::Stage;
 using tools::Timeline;
 using tools::TraceProcess;
@@ -38,13 +35,7 @@ Result<std::string> read_source(const TraceArgs& options, const std::string& sou
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s));
     return tools::http_get(agent, "/v1/trace", Deadline::after(limit)).with_context(source);
   }
-  std::error_code none;
-  if (fs::is_directory(source, none)) return Error(Errc::invalid_argument, source + ": a directory");
-  errno = 0;
-  std::ifstream file(source, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) return Error::from_errno(source, errno != 0 ? errno : EIO);
-  return std::move(text).str();
+  return read_text(source);
 }
 
 Result<Timeline> read_timeline(const TraceArgs& options) {

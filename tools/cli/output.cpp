@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -122,6 +123,8 @@ Status print_line(std::string_view line) {
 }
 
 Result<std::string> read_text(const std::string& path) {
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none)) return Error(Errc::invalid_argument, path + ": a directory");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text;
