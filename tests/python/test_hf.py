@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
 import hf_models  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 
 def saved(model: Any, directory: Path) -> dict[str, torch.Tensor]:
@@ -98,6 +99,18 @@ def test_the_form_of_a_model_is_made_once_and_does_not_keep_it(monkeypatch: pyte
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_memory_that_the_model_has_left_is_not_kept(segment_name: str) -> None:
+    """A trainer that shares its device with an engine moves its model away after each version."""
+    model = hf_models.tiny("qwen3_moe")
+    with deltasync.WeightManager(model, name=segment_name) as manager:
+        manager.offload(version=1)
+        left = [StorageWeakRef(parameter.untyped_storage()) for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        assert all(storage.expired() for storage in left)
+        manager.offload(version=2)
 
 
 def test_a_model_with_computed_tensors_is_published(segment_name: str, tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ class _View:
 
 
 @dataclass(frozen=True, slots=True)
+class _Run:
+    """Views of one parameter that differ in their offsets only, which are `step` apart: stacked experts, say. They are
+    made with one call, in a third of the time."""
+
+    first: _View
+    step: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Group:
     """Tensors that are made of the same parameters."""
 
@@ -72,9 +82,7 @@ class SavedForm:
                 self._steps.append(groups[name])
                 self.specs |= {member: saved[member] for member in groups[name].names}
         self._saved = saved
-        # The views that were made last, and where the parameters were then.
-        self._made_views: dict[str, Any] = {}
-        self._addresses: list[int] = []
+        self._runs = _runs(views, {name for name, (*_, sharded) in self._kinds.items() if sharded})
 
     @property
     def views_only(self) -> bool:
@@ -97,14 +105,18 @@ class SavedForm:
                 yield step[0], views[step[0]]
 
     def views(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors that are parts of these parameters: the same objects while those are where they were, since there
-        may be very many."""
-        addresses = [int((own._local_tensor if is_dtensor(own) else own).data_ptr()) for own in state.values()]
-        if addresses != self._addresses:
-            views = [step for step in self._steps if not isinstance(step, _Group)]
-            self._made_views = {name: self._view(view, state[view.source]) for name, view in views}
-            self._addresses = addresses
-        return self._made_views
+        """The tensors that are parts of these parameters. None is kept here: it would keep the memory that a parameter
+        has left (`model.to("cpu")`, while an engine has the device)."""
+        made: dict[str, Any] = {}
+        for run in self._runs:
+            own, size, stride = state[run.first.source], run.first.size, run.first.stride
+            if len(run.names) == 1:
+                made[run.names[0]] = self._view(run.first, own)
+                continue
+            first = own.storage_offset() + run.first.offset
+            together = torch.as_strided(own.detach(), (len(run.names), *size), (run.step, *stride), first)
+            made.update(zip(run.names, together.unbind(0), strict=True))
+        return made
 
     def _view_of(self, tensor: Any, source: str, state: Mapping[str, Any]) -> _View | None:
         """None where ranks cannot write parts of it."""
@@ -135,6 +147,27 @@ class SavedForm:
         for name, tensor in zip(group.given, made, strict=True):
             if name in group.names:
                 yield name, tensor
+
+
+def _runs(views: Mapping[str, _View], sharded: Collection[str]) -> list[_Run]:
+    """`sharded`: parameters whose views are made one by one."""
+    alike: dict[Any, list[tuple[int, str]]] = {}
+    for name, view in views.items():
+        alone = name if view.source in sharded else ""
+        alike.setdefault((view.source, view.size, view.stride, alone), []).append((view.offset, name))
+    runs: list[_Run] = []
+    for (source, size, stride, _), found in alike.items():
+        names: list[str] = []
+        first = last = step = 0
+        for offset, name in sorted(found):
+            if len(names) > 1 and offset - last != step:
+                runs.append(_Run(_View(source, size, stride, first), step, tuple(names)))
+                names = []
+            first, step = (first, offset - last) if names else (offset, 0)
+            names.append(name)
+            last = offset
+        runs.append(_Run(_View(source, size, stride, first), step, tuple(names)))
+    return runs
 
 
 def _kind(tensor: Any, name: str) -> _Kind:
