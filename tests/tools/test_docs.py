@@ -117,6 +117,14 @@ class SnippetsTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn(f"{PAGE}:3: no file of docs/examples has these lines", said)
 
+    def test_what_is_not_run_parses(self):
+        for block in ("FENCEpython\nif True:\n    a = 1\n        b = 2\nFENCE", "FENCEsh\nif true; then\nFENCE"):
+            status, said = self.run_page(f"<!-- not run: a reason -->\n{block}")
+            self.assertEqual(status, 1)
+            self.assertIn(f"{PAGE}:4: ", said)
+        status, said = self.run_page("<!-- not run: a reason -->\nFENCEpython\nawait a()\nFENCE")
+        self.assertEqual(status, 0, said)
+
     def test_json_parses(self):
         status, said = self.run_page('FENCEjson\n{"a": }\nFENCE')
         self.assertEqual(status, 1)

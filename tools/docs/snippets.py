@@ -4,10 +4,12 @@
 Python and shell blocks are run as pages.py says, the scripts of a page at the same time, in a directory of their own,
 with free ports in the place of those that the page names. Each must end with 0 (or be done, `until`) before the
 deadline; what it leaves running is ended. C++ and CMake blocks have to stand, line for line, in a file of docs/examples
-that tools/ci/check_install.sh builds and runs. JSON has to parse. Other blocks are shown only.
+that tools/ci/check_install.sh builds and runs. JSON has to parse; so have Python and shell blocks that are not run.
+Other blocks are shown only.
 """
 
 import argparse
+import ast
 import json
 import os
 import pathlib
@@ -43,6 +45,15 @@ def stands_in(code, lines):
 
 def check_shown(block, files):
     """What is wrong with a block that is not run, or ""."""
+    if block.language == "python":
+        try:
+            compile(block.code, "a block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except SyntaxError as error:
+            return f"{block.where}: {error}"
+    if block.language == "sh":
+        parsed = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True)
+        if parsed.returncode != 0:
+            return f"{block.where}: {parsed.stderr.strip()}"
     if block.language in ("cpp", "cmake"):
         if not any(stands_in(block.code, lines) for lines in files.values()):
             return f"{block.where}: no file of docs/examples has these lines"
@@ -195,6 +206,8 @@ def main():
             if block.not_run:
                 left += 1
                 print(f"{block.where}: not run: {block.not_run}")
+                if block.language in RUN:
+                    troubles.append(check_shown(block, files))
             elif block.language in RUN:
                 to_run.append(block)
             else:
