@@ -10,10 +10,29 @@ using Json = nlohmann::json;
 
 constexpr int kSizesDeepMax = 32;  ///< of a size that is made of sizes
 
+/// Python's json has three numbers that JSON has no word for, and writes them into configs: they become null.
+std::string without_python_numbers(std::string_view json) {
+  std::string out;
+  bool in_text = false;
+  while (!json.empty()) {
+    std::size_t taken = in_text && json.front() == '\\' ? 2 : 1;
+    std::string_view put = json.substr(0, taken);
+    if (json.front() == '"') in_text = !in_text;
+    for (const std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
+      if (in_text || !json.starts_with(word)) continue;
+      taken = word.size();
+      put = "null";
+    }
+    out += put;
+    json.remove_prefix(std::min(taken, json.size()));
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<Json> parse_config(std::string_view config) {
-  Json json = Json::parse(config, nullptr, /*allow_exceptions=*/false);
+  Json json = Json::parse(without_python_numbers(config), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return Error(Errc::invalid_argument, "config.json: no JSON object");
   return json;
 }

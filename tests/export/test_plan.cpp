@@ -584,6 +584,18 @@ TEST_F(ExportPlanTest, ConfigsThatCannotBeUsed) {
   expect_error(Errc::invalid_argument, {"linear_qkv"}, with_head_dim("null").c_str());
 }
 
+TEST_F(ExportPlanTest, NumbersThatOnlyPythonWrites) {
+  cut(5, 2);
+  const std::string more = R"({"limits": [0.0, Infinity, -Infinity, NaN], "named \"NaN\\": "Infinity", )";
+  const auto made = plan((more + (kConfig + 1)).c_str());
+  ASSERT_TRUE(made) << made.error().to_string();
+  expect_right(*made);
+  const std::string texts = R"({"architectures": ["NaN \" -Infinity", "\\", "Infinity"]})";
+  EXPECT_EQ(architectures_of(texts).value(), (std::vector<std::string>{"NaN \" -Infinity", "\\", "Infinity"}));
+  EXPECT_FALSE(architectures_of("{\"architectures\": [Infinite]}"));
+  EXPECT_FALSE(architectures_of("{\"architectures\": \"\\"));
+}
+
 TEST_F(ExportPlanTest, LengthsOfTextsAndLists) {
   for (const char* pattern : {"\"M*-\"", "[\"mamba\", 1, 2]"}) {
     auto mine = parse_family(
