@@ -324,7 +324,10 @@ class Planner {
     what += listed("tensors of the model directory that nothing is written to", unwritten);
     what += listed("tensors of the trainer that no row is for", unused_);
     what += listed("tensors that rows lead to, and the model directory does not have", not_there_);
-    return Error(Errc::coverage, what + "; correct the page, or name what is no part of the model as ignored");
+    what += "; correct the page";
+    if (!unwritten.empty()) what += ", in which [[constants]] are what keeps the directory's bytes";
+    if (!unused_.empty()) what += ", or name what is no part of the model as ignored";
+    return Error(Errc::coverage, what);
   }
 
   static std::string listed(const std::string& what, const std::vector<std::string>& names) {

@@ -492,7 +492,9 @@ TEST_F(ExportPlanTest, WhatIsLeftOverOnEitherSideIsNamed) {
   cut(5, 2, tensors);
   expect_error(Errc::coverage, {"1 tensors of the model directory that nothing is written to: model.extra.weight",
                                 "1 tensors of the trainer that no row is for: decoder.layers.0.adapter.weight",
-                                "model.embed_tokens.weight (of embedding.word_embeddings.weight)"});
+                                "model.embed_tokens.weight (of embedding.word_embeddings.weight)",
+                                "[[constants]] are what keeps the directory's bytes, or name what is no part of the "
+                                "model as ignored"});
 }
 
 TEST_F(ExportPlanTest, WhatTheUserIgnoresGoesNowhere) {

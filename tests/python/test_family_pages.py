@@ -217,6 +217,18 @@ def nemotron(m: Model) -> None:
                 m.same(f"{mc}.{to}.linear_fc2.weight", f"{name}.down_proj.weight", parts.HIDDEN, parts.FFN)
 
 
+def untrained(make: Make, layer: str) -> Make:
+    """The trainer has no layers for further tokens, which on disk begin so: they stay, but for what they share."""
+
+    def without(m: Model) -> None:
+        make(m)
+        m.mcore = {name: tensor for name, tensor in m.mcore.items() if not name.startswith("mtp.")}
+        trained = [tensor for name, tensor in m.hf.items() if not name.startswith(layer)]
+        m.constants |= {name for name, own in m.hf.items() if all(own is not tensor for tensor in trained)}
+
+    return without
+
+
 def seeing(make: Make, tower: str) -> Make:
     def both(m: Model) -> None:
         m.config["tie_word_embeddings"] = m.variant == 1
@@ -238,11 +250,17 @@ MODELS: dict[str, tuple[str, Make, dict[str, str]]] = {
     "mixtral": ("MixtralForCausalLM", sparse(0, bias=False), {}),
     "minimax-m2": ("MiniMaxM2ForCausalLM", sparse(2, bias=True), {}),
     "deepseek-v3": ("DeepseekV3ForCausalLM", deepseek(), {}),
+    "deepseek-v3, untrained": ("DeepseekV3ForCausalLM", untrained(deepseek(), f"model.layers.{parts.LAYERS}."), {}),
     "glm4-moe": ("Glm4MoeForCausalLM", deepseek(parts.attention), {}),
     "glm-moe-dsa": ("GlmMoeDsaForCausalLM", deepseek(more=parts.indexer), {}),
     "kimi-k2.5": ("KimiK25ForConditionalGeneration", kimi, {**IN_MODEL, "hf_prefix": "language_model.model."}),
     "gpt-oss": ("GptOssForCausalLM", gpt_oss, {}),
     "qwen3-next": ("Qwen3NextForCausalLM", qwen_net(apart=False, sparse=True), {}),
+    "qwen3-next, untrained": (
+        "Qwen3NextForCausalLM",
+        untrained(qwen_net(apart=False, sparse=True), "mtp."),
+        {},
+    ),
     "qwen3.5": ("Qwen3_5ForCausalLM", qwen_net(apart=True, sparse=False), {}),
     "qwen3.5, experts": ("Qwen3_5MoeForCausalLM", qwen_net(apart=True, sparse=True), {}),
     "qwen3.5-vl": (
@@ -254,6 +272,7 @@ MODELS: dict[str, tuple[str, Make, dict[str, str]]] = {
     "qwen3-vl": ("Qwen3VLMoeForConditionalGeneration", seeing(moe("transposed"), "model.visual"), IN_MODEL),
     "qwen2.5-vl": ("Qwen2_5_VLForConditionalGeneration", seeing(llama, "visual"), {"mcore_prefix": "language_model."}),
     "nemotron-h": ("NemotronHForCausalLM", nemotron, {"hf_prefix": "backbone."}),
+    "nemotron-h, untrained": ("NemotronHForCausalLM", untrained(nemotron, "mtp."), {"hf_prefix": "backbone."}),
 }
 
 
