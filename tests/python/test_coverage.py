@@ -83,6 +83,11 @@ def test_likely_causes(untaken: list[str], unfilled: list[str], weights: list[st
     assert cause in first
 
 
+def test_a_head_on_both_sides_is_not_tied_on_one() -> None:
+    causes = likely_causes(["lm_head.weight", "norm.weight"], ["model.lm_head.weight", "model.norm.weight"], [])
+    assert len(causes) == 1 and "begin with" in causes[0]
+
+
 def test_names_without_a_likely_cause() -> None:
     assert likely_causes(["a.b"], ["c.d"], ["c.d", "e.f"]) == []
 

@@ -88,12 +88,13 @@ def _scales(untaken: Sequence[str], unfilled: Sequence[str], weights: Sequence[s
 
 
 def _tied(untaken: Sequence[str], unfilled: Sequence[str], weights: Sequence[str]) -> str:
-    if any(name.endswith("lm_head.weight") for name in untaken):
+    theirs, ours = (any(name.endswith("lm_head.weight") for name in names) for names in (untaken, unfilled))
+    if theirs and not ours:
         return (
             "the engine ties lm_head to the embedding, and takes the latter for both: publish one of them, as "
             "save_pretrained does"
         )
-    if any(name.endswith("lm_head.weight") for name in unfilled):
+    if ours and not theirs:
         return (
             "the trainer ties lm_head to the embedding and publishes only that, the engine has one of its own: set "
             "tie_word_embeddings"
