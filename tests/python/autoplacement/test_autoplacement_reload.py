@@ -213,6 +213,22 @@ def test_what_is_no_copy(action, reason):
     assert whole_leaves(found).placed.keys() == {"a.weight", "c.weight"}
 
 
+class Scaling(Model):
+    """Computes what it has loaded once more, when all of it is there."""
+
+    def load_weights(self, weights):
+        super().load_weights(weights)
+        self.a.weight.data = self.a.weight.data * 2
+
+
+def test_what_is_exchanged_at_the_end_is_not_the_last_tensors():
+    model = Scaling()
+    found = traced(model, hf(TENSORS))
+    assert found.reload == {"a.weight": Reload("it takes the place of a.weight", ("a",))}
+    assert found.placed.keys() == TENSORS.keys() - {"a.weight"}
+    assert found.is_current(model)
+
+
 def test_looked_at_and_left_alone():
     """As other ranks' experts are: nothing of it can have gone anywhere."""
     found = traced(Model({"b.weight": drops}), hf(TENSORS))

@@ -7,7 +7,7 @@ from torch import nn
 
 from .guard import Taint
 from .memory import LiveTensor, Modules, TraceError, live_tensors
-from .recording import RecordingTensor
+from .recording import RecordingTensor, TracedTensor
 
 
 class ModelState:
@@ -19,13 +19,15 @@ class ModelState:
         self._held = {(id(live.holder), live.attribute): live for live in before}
         self._taint = taint
 
-    def restore(self) -> list[tuple[str, str]]:
-        """Puts back parameters whose memory was exchanged: (name, module) of each."""
+    def restore(self) -> list[tuple[LiveTensor, frozenset[TracedTensor]]]:
+        """Puts back parameters whose memory was exchanged: these, and the HF tensors that what was put there comes
+        from, if that is known."""
         exchanged = []
         for live in self._before:
             if _geometry(live.tensor) != _geometry(live.alias):
-                live.tensor.data = live.alias
-                exchanged.append((live.name, live.module))
+                exchanged.append((live, self._taint.origin([live.tensor])))
+        for live, _ in exchanged:
+            live.tensor.data = live.alias
         return exchanged
 
     def fail_derived(self) -> set[str]:

@@ -107,11 +107,11 @@ class _Run:
 
     def settle_last(self, sent: list[TracedTensor]) -> None:
         if self.careful and sent:
-            exchanged = self.state.restore()
-            if exchanged:
-                sent[-1].fail(f"it takes the place of {exchanged[0][0]}")
-                sent[-1].modules |= {module for _, module in exchanged}
-                self.recorder.replaced |= {name for name, _ in exchanged}
+            for live, sources in self.state.restore():
+                for source in sources or (sent[-1],):
+                    source.fail(f"it takes the place of {live.name}")
+                    source.modules.add(live.module)
+                self.recorder.replaced.add(live.name)
 
     def _call(self, queue: deque[TracedTensor]) -> list[TracedTensor]:
         """Lets the loader take what it wants. Returns tensors of which one, but not which one, made it fail."""
