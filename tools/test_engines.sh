@@ -48,7 +48,7 @@ prepare() {
     trl)
       # Its clients are made only beside a vLLM.
       resolved=("trl==$TRL" requests aiohttp pyzmq cbor2 openai_harmony openai pybase64 cloudpickle msgspec pillow
-        cachetools uvloop py-cpuinfo prometheus-client fastapi partial_json_parser)
+        cachetools uvloop py-cpuinfo prometheus-client fastapi partial_json_parser apache-tvm-ffi)
       alone=("vllm==$VLLM" xgrammar llguidance)
       ;;
     areal)

@@ -10,7 +10,7 @@ from torch_ranks import require_ok, what_ranks_found
 
 pytestmark = pytest.mark.engines
 torch = pytest.importorskip("torch")
-pytest.importorskip("vllm", reason="vllm is not installed here: tools/test_engines.sh vllm")
+pytest.importorskip("vllm.distributed", reason="vllm is not installed here: tools/test_engines.sh vllm")
 
 from checkpoints import shapes  # noqa: E402
 from deltasync.engines.vllm_trainer import (  # noqa: E402
