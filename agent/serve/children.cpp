@@ -28,8 +28,9 @@ std::vector<Children::Child*> Children::takers_locked(std::uint64_t besides_inst
 /// The last that came, of those that are no relay's and know how to follow: as many as there are too many, and only
 /// while there is somewhere to go.
 bool Children::must_go_locked(std::uint64_t connection) const {
+  if (max_ == 0) return false;  // all who wait ask this all the time
   const std::size_t count = count_locked();
-  if (max_ == 0 || count <= max_) return false;
+  if (count <= max_) return false;
   const bool somewhere =
       std::any_of(children_.begin(), children_.end(), [](const auto& entry) { return entry.second.takes_others(); });
   if (!somewhere) return false;
@@ -47,6 +48,7 @@ std::optional<Children::Elsewhere> Children::ask(std::uint64_t connection, bool 
   const std::lock_guard lock(mutex_);
   Child& child = children_[connection];
   child.can_follow = can_follow;
+  if (max_ == 0) child.has_place = true;
   if (child.has_place && !must_go_locked(connection)) return std::nullopt;
   child.has_place = false;
   // One that comes last of all has to go where there is no place for it, too.
@@ -54,7 +56,7 @@ std::optional<Children::Elsewhere> Children::ask(std::uint64_t connection, bool 
       !child.endpoint.empty() && std::any_of(children_.begin(), children_.end(), [](const auto& entry) {
         return entry.second.has_place && entry.second.endpoint.empty() && entry.second.can_follow;
       });
-  if (max_ == 0 || count_locked() < max_ || displaces) {
+  if (count_locked() < max_ || displaces) {
     child.has_place = true;
     return std::nullopt;
   }
