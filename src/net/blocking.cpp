@@ -169,8 +169,11 @@ Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const 
   const std::string where = host + ":" + std::to_string(port);
   DS_ASSIGN(const Addresses list, resolve(host, port, until));
   Error last(Errc::connection, "connect to " + where + ": no address");
+  int left = 0;
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) ++left;
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    auto fd = connect_address(*a, until);
+    // One that says nothing leaves the others their parts of the time.
+    auto fd = connect_address(*a, until.earlier(Deadline::after(until.deadline().remaining() / left--)));
     if (fd) return fd;
     last = std::move(fd).error().with_context("connect to " + where);
     if (!until.check("connecting")) break;  // what the address itself said is the better reason

@@ -33,8 +33,8 @@ Result<UniqueFd> make_unix_socket(const std::string& path, sockaddr_un& address)
 /// A stream socket, non-blocking and close-on-exec. `connection` if nobody listens there, `invalid_argument` if `path`
 /// is another kind of file or too long, `timed_out`.
 Result<UniqueFd> connect_unix(const std::string& path, const CallContext& until);
-/// Tries each address of `host` in turn; name resolution is bounded too. TCP_NODELAY is set. `cancelled` soon after a
-/// stop is requested.
+/// Tries each address of `host` in turn, none for longer than its part of the time; name resolution is bounded too.
+/// TCP_NODELAY is set. `cancelled` soon after a stop is requested.
 Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const CallContext& until);
 
 /// While it lives, a requested stop shuts the socket down, which wakes every thread that waits on it and fails what is

@@ -1,8 +1,10 @@
 // Blocking message sockets over a socket pair: what arrives, what is refused, and when a call ends.
 #include "net/blocking.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,6 +22,19 @@
 
 #include "base/deadline.hpp"
 #include "tests/support/held_port.hpp"
+
+namespace {
+constexpr const char* kTwoAddresses = "two-addresses.test";
+}
+
+/// In place of the system's: it knows a name with two addresses.
+extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** list) {
+  static const auto systems = reinterpret_cast<decltype(&getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  const bool numeric = hints != nullptr && (hints->ai_flags & AI_NUMERICHOST) != 0;
+  if (numeric || host == nullptr || std::string(host) != kTwoAddresses) return systems(host, service, hints, list);
+  const int first = systems("127.0.0.2", service, hints, list);
+  return first != 0 ? first : systems("127.0.0.1", service, hints, &(*list)->ai_next);
+}
 
 namespace deltasync::net {
 namespace {
@@ -327,20 +342,45 @@ TEST_F(BlockingTest, AStopHitsNoOtherSocketThatGotTheNumber) {
   }
 }
 
-TEST(Connect, TcpByAddressAndByName) {
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+/// Listens on that port of 127.0.0.`last`; 0: a free one.
+UniqueFd listen_on(std::uint32_t last, std::uint16_t& port, int backlog) {
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(::listen(listener.get(), 4), 0);
+  address.sin_addr.s_addr = htonl(0x7F000000u + last);
+  address.sin_port = htons(port);
   socklen_t size = sizeof address;
-  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const std::uint16_t port = ntohs(address.sin_port);
+  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(listener.get(), backlog) != 0 ||
+      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return {};
+  }
+  port = ntohs(address.sin_port);
+  return listener;
+}
+
+TEST(Connect, TcpByAddressAndByName) {
+  std::uint16_t port = 0;
+  const UniqueFd listener = listen_on(1, port, 4);
+  ASSERT_TRUE(listener);
   for (const char* host : {"127.0.0.1", "localhost"}) {
     const auto fd = connect_tcp(host, port, soon());
     EXPECT_TRUE(fd) << fd.error().to_string();
   }
+}
+
+/// One address of a host may lead nowhere: a network that is down, an IPv6 that is none.
+TEST(Connect, AnAddressThatSaysNothingLeavesTheOthersTheirTime) {
+  std::uint16_t port = 0;
+  const UniqueFd good = listen_on(1, port, 4);
+  const UniqueFd full = listen_on(2, port, 0);
+  ASSERT_TRUE(good && full);
+  std::vector<Result<UniqueFd>> filling;  // the kernel drops what comes to a full backlog
+  do filling.push_back(connect_tcp("127.0.0.2", port, in_ms(200)));
+  while (filling.back() && filling.size() < 8);
+  if (filling.back()) GTEST_SKIP() << "this system takes any number of connections";
+  const auto fd = connect_tcp(kTwoAddresses, port, in_ms(2'000));
+  EXPECT_TRUE(fd) << fd.error().to_string();
 }
 
 TEST(Connect, NobodyThere) {
