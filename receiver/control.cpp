@@ -24,6 +24,11 @@ bool is_later(const VersionId& a, const VersionId& b) {
   return a.epoch > b.epoch || (a.epoch == b.epoch && a.number > b.number);
 }
 
+/// Of an attempt to connect: another one would end like it.
+bool no_try_helps(Errc code) {
+  return code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument;
+}
+
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
   std::vector<std::byte> encode() const { return {}; }
@@ -188,7 +193,9 @@ Status Control::ensure(Deadline deadline) {
   Backoff backoff(peer_.tuning);
   Backoff busy = Backoff::from_busy(peer_.tuning);
   const std::vector<std::size_t> order = in_order();
+  std::optional<Error> hopeless;
   for (std::size_t tried = 1;; ++tried) {
+    const bool is_last = tried % order.size() == 0;
     addresses.use(order[(tried - 1) % order.size()]);
     auto status = connect(tried <= order.size() ? peer_.handshake() : peer_.tuning.handshake, deadline);
     if (status) {
@@ -197,7 +204,8 @@ Status Control::ensure(Deadline deadline) {
       return status;
     }
     const Errc code = status.error().code();
-    if (code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument) return status;
+    if (!hopeless && no_try_helps(code)) hopeless = status.error();
+    if (hopeless && is_last) return *std::move(hopeless);
     if (code == Errc::cancelled || deadline.passed()) return status;
     if (code == Errc::timed_out) note_silent();
     const auto pause = turned_away_ ? busy.next() : backoff.next();
@@ -207,7 +215,7 @@ Status Control::ensure(Deadline deadline) {
       log::warn("agent_away agent={} error=\"{}\" then=\"trying {}\"", peer_.endpoint(), status.error().message(),
                 addresses.size() == 1 ? "until it is back" : "the next");
     }
-    if (tried % order.size() != 0) continue;
+    if (!is_last) continue;
     CallContext(deadline, stop_).pause(pause);
     if (stop_.stop_requested()) return cancelled_while("connecting to the agent at " + peer_.endpoint());
   }

@@ -57,8 +57,8 @@ class Control {
 
   /// One attempt.
   Status connect(Deadline deadline);
-  /// Connected, after as many attempts as the deadline allows. `unauthenticated`, `unsupported` and
-  /// `cancelled` at once. Logs when the agent goes away, and when it is back.
+  /// Connected, after as many attempts as the deadline allows. `cancelled` at once; `unauthenticated` and `unsupported`
+  /// too, if no other agent is there. Logs when the agent goes away, and when it is back.
   Status ensure(Deadline deadline);
   void drop();
   /// The agent has fallen silent on another connection of this receiver: as if it had here.

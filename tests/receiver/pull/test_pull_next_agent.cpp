@@ -156,6 +156,27 @@ TEST_F(NextAgent, WhereBothAreSlowOneIsHeardOut) {
   EXPECT_LE(agent_->requests(Type::plan) + other_->requests(Type::plan), 8u);
 }
 
+/// One that wants another token, say, is no reason to fail while another one is there.
+TEST_F(NextAgent, OneThatRefusesForGood) {
+  start_both();
+  pull_and_commit();
+  FakeAgent::Setup strict = setup(3);
+  strict.port = net::parse_endpoint(agent_->endpoint())->port;
+  strict.token = "0123456789abcdef";
+  agent_.reset();
+  agent_ = std::make_unique<FakeAgent>(model_.layout, strict);
+  mutate(model_.half, *model_.layout, 0.01, ++seed_);
+  other_->publish(model_.half);
+  pull_there(PullMode::delta);
+
+  const auto began = std::chrono::steady_clock::now();
+  other_.reset();
+  const auto refused = pull();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Errc::unauthenticated) << refused.error().to_string();
+  EXPECT_LT(Seconds(std::chrono::steady_clock::now() - began).count(), 40.0) << "no other try would help";
+}
+
 /// It goes back to the preferred one; if that falls silent again and again, more seldom each time.
 TEST_F(NextAgent, ThePreferredOneThatComesAndGoesIsLeftAloneForLonger) {
   receiver::Tuning t = tuning();
