@@ -127,6 +127,8 @@ Result<wire::Header> Connection::recv_header(Deadline deadline) {
     auto header = socket_.recv_header(deadline);
     const bool alive = header && header->type == static_cast<std::uint16_t>(wire::Type::alive);
     if (!alive || header->payload_bytes != 0) return header;
+    // Where such words always wait, nothing above comes to wait for them.
+    if (deadline.passed()) return Error(Errc::timed_out, "the agent says that an answer comes, and none has come");
     if (pulse_) pulse_->be_quick();
   }
 }

@@ -43,6 +43,7 @@ enum class Fault : std::uint8_t {
   exponent_classes,  ///< valid frames in a codec that nobody asked for
   wrong_tiles,       ///< frames of tiles that were not asked for
   refuse,            ///< an error message
+  chatter,           ///< says without end that an answer comes yet
 };
 
 /// A request on any connection, as the fault hook sees it.

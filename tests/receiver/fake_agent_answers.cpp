@@ -46,6 +46,13 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
     return Error(Errc::aborted, "");
   }
   if (fault == Fault::refuse) return send_error(peer, request, Errc::internal, "told to refuse");
+  if (fault == Fault::chatter) {
+    const wire::Header word = wire::make_header(wire::Type::alive, request, {});
+    std::vector<std::byte> words;
+    for (int i = 0; i < 4096; ++i) words.insert(words.end(), bytes_of(word).begin(), bytes_of(word).end());
+    while (!stop_) DS_TRY(send_bytes(peer, words));
+    return Error(Errc::aborted, "");
+  }
   if (fault == Fault::garbage) {
     std::vector<std::byte> noise(4096, std::byte{0x5A});
     return send_bytes(peer, noise);

@@ -177,6 +177,19 @@ TEST_F(NextAgent, OneThatRefusesForGood) {
   EXPECT_LT(Seconds(std::chrono::steady_clock::now() - began).count(), 40.0) << "no other try would help";
 }
 
+/// Words that an answer comes are no answer, however many there are.
+TEST_F(NextAgent, OneThatOnlySaysThatAnAnswerComes) {
+  start_both();
+  pull_and_commit();
+  step_both();
+  agent_->on_request(fault_on(Type::plan, Fault::chatter, agent_->requests(Type::plan), kAlways));
+  const auto began = std::chrono::steady_clock::now();
+  const auto staged = pull({}, 3'000);
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.error().code(), Errc::timed_out) << staged.error().to_string();
+  EXPECT_LT(Seconds(std::chrono::steady_clock::now() - began).count(), 30.0);
+}
+
 /// It goes back to the preferred one; if that falls silent again and again, more seldom each time.
 TEST_F(NextAgent, ThePreferredOneThatComesAndGoesIsLeftAloneForLonger) {
   receiver::Tuning t = tuning();
