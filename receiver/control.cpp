@@ -29,6 +29,14 @@ bool no_try_helps(Errc code) {
   return code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument;
 }
 
+/// Whether who holds `held` does as well there: nothing is lost by it, and what comes later comes there as well.
+bool is_as_good(const wire::Lag& there, const VersionId& held, std::chrono::nanoseconds lately) {
+  const VersionId& newest = there.newest.id;
+  if (is_later(newest, held)) return true;
+  if (!newest.valid() || there.cut_off_ns != 0) return false;
+  return newest == held || std::chrono::nanoseconds(there.newest_age_ns) < lately;
+}
+
 struct GetLayout {
   static constexpr wire::Type kType = wire::Type::get_layout;
   std::vector<std::byte> encode() const { return {}; }
@@ -121,7 +129,7 @@ void Control::try_preferred(Deadline deadline) {
   const bool back = replace(deadline, [&](Connection& fresh) {
     if (fresh.protocol() < 5) return true;
     const auto lag = fresh.lag(standing_.committed.id, deadline.earlier(Deadline::after(kLookLimit)));
-    return lag && (lag->cut_off_ns == 0 || is_later(lag->newest.id, standing_.committed.id));
+    return lag && is_as_good(*lag, standing_.committed.id, peer_.tuning.lately);
   });
   preferred_tried_at_ = Clock::now();
   if (back) {
@@ -134,28 +142,43 @@ void Control::try_preferred(Deadline deadline) {
   addresses.use(place);
 }
 
-bool Control::leave_cut_off(const Error& said, const VersionId& held, Deadline deadline) {
+bool Control::go_where_later(const VersionId& held, Deadline deadline) {
   Addresses& addresses = *peer_.addresses;
   const auto place = addresses.place();
-  const std::string from = peer_.endpoint();
-  bool found = false;
+  news_at_ = Clock::now();
   for (const std::size_t i : in_order()) {
     const bool in_use = place.second == nullptr && i == place.first;
     if (in_use || deadline.passed() || stop_.stop_requested()) continue;
     addresses.use(i);
-    found = replace(deadline, [&](Connection& fresh) {
+    const bool found = replace(deadline, [&](Connection& fresh) {
       if (fresh.protocol() < 5) return false;
       const auto lag = fresh.lag(held, deadline.earlier(Deadline::after(kLookLimit)));
       return lag && is_later(lag->newest.id, held);
     });
-    if (found) break;
+    if (!found) continue;
+    preferred_tried_at_ = Clock::now();
+    return true;
   }
-  if (!found) addresses.use(place);
+  addresses.use(place);
+  return false;
+}
+
+bool Control::leave_cut_off(const Error& said, const VersionId& held, Deadline deadline) {
+  const std::string from = peer_.endpoint();
+  const bool found = go_where_later(held, deadline);
   log::warn(cut_off_lines_, "agent_cut_off agent={} said=\"{}\" then=\"{}\"", from, said.message(),
-            found                   ? "going on at " + peer_.endpoint()
-            : addresses.size() == 1 ? "waiting; another agent in the list of endpoints would be asked"
-                                    : "waiting: no other has a newer version");
-  if (found) preferred_tried_at_ = Clock::now();
+            found                          ? "going on at " + peer_.endpoint()
+            : peer_.addresses->size() == 1 ? "waiting; another agent in the list of endpoints would be asked"
+                                           : "waiting: no other has a newer version");
+  return found;
+}
+
+bool Control::leave_behind(const VersionId& held, Deadline deadline) {
+  const bool alone = peer_.addresses->size() == 1 && !peer_.addresses->is_named();
+  if (alone || Clock::now() - news_at_ < peer_.tuning.others_look) return false;
+  const std::string from = peer_.endpoint();
+  const bool found = go_where_later(held, deadline);
+  if (found) log::warn("agent_behind agent={} then=\"going on at {}\"", from, peer_.endpoint());
   return found;
 }
 

@@ -68,6 +68,11 @@ class Control {
   /// The agent in use says that nobody brings newer versions there: goes on at another one that has a later version
   /// than `held`. False: none has, and the one in use stays that.
   bool leave_cut_off(const Error& said, const VersionId& held, Deadline deadline);
+  /// Something newer than what is held has come.
+  void note_news() noexcept { news_at_ = Clock::now(); }
+  /// Nothing has for a while, though the agent in use is there: it may never, where a relay hangs, say. Goes on at
+  /// another one that has a later version than `held`. False: none has, or it is not yet time to ask.
+  bool leave_behind(const VersionId& held, Deadline deadline);
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred
@@ -123,6 +128,7 @@ class Control {
   void stop_on(const std::stop_token& stop);
   void leave();
   bool replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted = {});
+  bool go_where_later(const VersionId& held, Deadline deadline);
   Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
   Status connect(std::chrono::milliseconds patience, Deadline deadline);
   void note_silent();
@@ -153,6 +159,7 @@ class Control {
   bool turned_away_ = false;                  ///< by the last attempt
   bool away_ = false;                         ///< that was said
   std::vector<Clock::time_point> silent_at_;  ///< when each address was found silent last
+  Clock::time_point news_at_ = Clock::now();  ///< when something newer came last, or the others were asked for it
   Clock::time_point preferred_tried_at_;
   Clock::time_point parents_asked_at_;
   log::LineLimit cycle_lines_{1, std::chrono::seconds(30)};

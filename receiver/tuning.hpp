@@ -24,6 +24,10 @@ struct Tuning {
   std::chrono::milliseconds clock_look{10'000};
   /// Between two tries of the preferred agent while another one is in use; longer where it fell silent again and again.
   std::chrono::milliseconds preferred_look{10'000};
+  /// A preferred agent that is behind is gone back to if its newest version is no older: others come there, too.
+  std::chrono::milliseconds lately{10'000};
+  /// While the agent in use has nothing newer: between two questions of the others.
+  std::chrono::milliseconds others_look{60'000};
   std::chrono::milliseconds parents_look{
       2'000};  ///< between two questions of a relay where its agent has versions from
   std::chrono::milliseconds say_progress{10'000};  ///< between two lines of the log about a full update that takes long

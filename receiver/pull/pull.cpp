@@ -337,6 +337,9 @@ Result<wire::PlanReply> Pull::plan() {
         answer.value->target = ours.version;
         answer.value->target_root = ours.root;
       }
+      const bool is_news = answer.value->mode != wire::PlanMode::up_to_date;
+      if (is_news) s_.control.note_news();
+      if (!is_news && !version_is_named() && s_.control.leave_behind(held(), until_.deadline())) continue;
       if (!reply_means_wait(*answer.value)) {
         waiting_ = false;
         out_.report.wait_s += seconds_since(start);
@@ -370,7 +373,9 @@ Result<wire::PlanReply> Pull::plan() {
       s_.streams.close_idle();  // who waits for a version for long holds one connection
       const bool why_is_known = code == Errc::timed_out && last_ && last_->code() == Errc::peer_died;
       if (!why_is_known) last_ = std::move(answer.refused);
-      if (code == Errc::peer_died && s_.control.leave_cut_off(*last_, held(), until_.deadline())) continue;
+      const bool left = code == Errc::peer_died ? s_.control.leave_cut_off(*last_, held(), until_.deadline())
+                                                : s_.control.leave_behind(held(), until_.deadline());
+      if (left) continue;
     } else {
       // What our own deadline cuts off says nothing new.
       if (!last_ || !until_.deadline().passed()) last_ = std::move(answer.broken);

@@ -265,6 +265,11 @@ TEST_F(Lags, AReceiverThatGoesOnAtAnotherAgentIsNotLost) {
   other_options.pull.listen.port = preferred.number();
   const auto other = Agent::start(other_options);
   ASSERT_TRUE(other) << other.error().to_string();
+  WriterOptions writer_options;
+  writer_options.agent_socket = other_options.trainer.socket_path;
+  const auto writer = Writer::attach(model_.layout, make_sidecar(*model_.layout), writer_options, test_deadline());
+  ASSERT_TRUE(writer) << writer.error().to_string();
+  ASSERT_TRUE(offload(**writer, model_.half, number_));
   const auto nothing_new =
       (*receiver)->pull({.newer = true, .wait_max = std::chrono::milliseconds(1)}, test_deadline());
   EXPECT_FALSE(nothing_new);

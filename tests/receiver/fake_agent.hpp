@@ -119,6 +119,7 @@ class FakeAgent {
  private:
   struct State {
     Version version;
+    std::chrono::steady_clock::time_point published_at = std::chrono::steady_clock::now();
     std::shared_ptr<const std::vector<std::byte>> half;
     std::shared_ptr<const std::vector<std::uint64_t>> digests;
     Digest128 root;

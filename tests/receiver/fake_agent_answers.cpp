@@ -106,7 +106,12 @@ Status FakeAgent::answer(Peer& peer, const net::Message& message) {
     }
     case wire::Type::get_lag: {
       wire::Lag lag;
-      lag.newest = newest_version();
+      {
+        const std::lock_guard lock(mutex_);
+        lag.newest = versions_.back().version;
+        const std::chrono::nanoseconds age = std::chrono::steady_clock::now() - versions_.back().published_at;
+        lag.newest_age_ns = static_cast<std::uint64_t>(age.count());
+      }
       return peer.socket.send(request, lag, soon());
     }
     case wire::Type::relay_to: return peer.socket.send(request, wire::Parents(), soon());

@@ -156,6 +156,63 @@ TEST_F(NextAgent, WhereBothAreSlowOneIsHeardOut) {
   EXPECT_LE(agent_->requests(Type::plan) + other_->requests(Type::plan), 8u);
 }
 
+/// What it holds by then is no reason to wait for the preferred one to have it, too: that may never be.
+TEST_F(NextAgent, ThePreferredOneThatIsBehindIsNotGoneBackTo) {
+  receiver::Tuning t = tuning();
+  t.preferred_look = t.lately = std::chrono::milliseconds(50);
+  start_both(t);
+  pull_and_commit();
+  silent_on(Type::plan);
+  mutate(model_.half, *model_.layout, 0.01, ++seed_);
+  other_->publish(model_.half);
+  pull_there(PullMode::delta);
+  agent_->on_request(nullptr);
+  for (int version = 0; version < 5; ++version) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    mutate(model_.half, *model_.layout, 0.01, ++seed_);
+    other_->publish(model_.half);
+    pull_there(PullMode::delta);
+  }
+}
+
+/// Whatever holds up who brings its versions: it is there, and answers.
+TEST_F(NextAgent, OneThatHasNothingNewerForLongIsLeft) {
+  receiver::Tuning t = tuning();
+  t.others_look = std::chrono::milliseconds(300);
+  start_both(t);
+  pull_and_commit();
+  const auto nothing = pull({.newer = true}, 1'000);
+  ASSERT_FALSE(nothing.ok());
+  EXPECT_EQ(receiver_->agent_instance(), 1u) << "the other has nothing newer";
+  mutate(model_.half, *model_.layout, 0.01, ++seed_);
+  other_->publish(model_.half);
+  auto staged = pull({.newer = true}, 20'000);
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  ASSERT_TRUE((*staged)->commit());
+  EXPECT_EQ(receiver_->agent_instance(), 2u);
+  EXPECT_EQ(receiver_->current(), other_->newest_version());
+  expect_memory(other_->newest());
+}
+
+/// Who asks for what is newest, again and again, does not wait.
+TEST_F(NextAgent, WhatIsNewestThereIsNotTakenForTheNewestForLong) {
+  receiver::Tuning t = tuning();
+  t.others_look = std::chrono::milliseconds(300);
+  start_both(t);
+  pull_and_commit();
+  mutate(model_.half, *model_.layout, 0.01, ++seed_);
+  other_->publish(model_.half);
+  const Deadline limit = in_ms(20'000);
+  while (receiver_->current() != other_->newest_version() && !limit.passed()) {
+    auto staged = pull();
+    ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+    ASSERT_TRUE((*staged)->commit());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_EQ(receiver_->agent_instance(), 2u);
+  expect_memory(other_->newest());
+}
+
 /// One that wants another token, say, is no reason to fail while another one is there.
 TEST_F(NextAgent, OneThatRefusesForGood) {
   start_both();
