@@ -229,6 +229,28 @@ def test_what_is_exchanged_at_the_end_is_not_the_last_tensors():
     assert found.is_current(model)
 
 
+class Renewing(Model):
+    """Makes new parameters and attributes of what it has loaded."""
+
+    def __init__(self):
+        super().__init__()
+        self.derived = self.a.weight.detach() * 2
+
+    def load_weights(self, weights):
+        super().load_weights(weights)
+        self.a.weight = torch.nn.Parameter(self.a.weight.detach() * 2)
+        self.derived = self.b.weight.detach() * 2
+
+
+def test_what_the_loader_has_renewed_is_put_back():
+    model = Renewing()
+    before = model.a.weight, model.derived
+    found = traced(model, hf(TENSORS))
+    assert found.reload.keys() == {"a.weight", "b.weight"}
+    assert model.a.weight is before[0] and model.derived is before[1]
+    assert found.is_current(model)
+
+
 def test_looked_at_and_left_alone():
     """As other ranks' experts are: nothing of it can have gone anywhere."""
     found = traced(Model({"b.weight": drops}), hf(TENSORS))

@@ -34,7 +34,8 @@ class ModelState:
         """Fails HF tensors that are held by a module now, or that a tensor was derived from that is. Returns the
         names of derived ones.
 
-        Attributes with recording tensors are put back. TraceError: one inside of a list, tuple or dict.
+        Attributes that were exchanged are put back, and those with recording tensors removed. TraceError: one of these
+        inside of a list, tuple or dict.
         """
         replaced: set[str] = set()
         for live in list(live_tensors(self._modules)):
@@ -50,7 +51,13 @@ class ModelState:
                     source.fail(f"{live.name} is derived from it")
                     source.modules.add(live.module)
                     replaced.add(live.name)
+                if earlier is not None and "[" not in live.attribute and _is_parameter(earlier) == _is_parameter(live):
+                    _put_back(live, earlier)
         return replaced
+
+
+def _is_parameter(live: LiveTensor) -> bool:
+    return isinstance(live.tensor, nn.Parameter)
 
 
 def _put_back(live: LiveTensor, earlier: LiveTensor | None) -> None:
