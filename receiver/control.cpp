@@ -223,7 +223,7 @@ Status Control::ensure(Deadline deadline) {
     auto status = connect(tried <= order.size() ? peer_.handshake() : peer_.tuning.handshake, deadline);
     if (status) {
       if (std::exchange(away_, false)) log::info("agent_back agent={}", peer_.endpoint());
-      preferred_tried_at_ = Clock::now();
+      heard_at_ = preferred_tried_at_ = Clock::now();
       return status;
     }
     const Errc code = status.error().code();
@@ -306,6 +306,7 @@ std::optional<wire::Header> Control::answer_header(Answer<T>& answer, wire::Type
     answer = give_up<T>(std::move(header).error());
     return std::nullopt;
   }
+  heard_at_ = Clock::now();
   if (header->type == static_cast<std::uint16_t>(wire::Type::error)) {
     auto payload = connection_.recv_payload(*header, deadline);
     if (!payload) {

@@ -119,6 +119,8 @@ class Control {
   void release(std::uint64_t plan, Deadline deadline);
 
   std::uint64_t bytes_received() const noexcept { return closed_bytes_ + connection_.bytes_received(); }
+  /// Since an agent has answered last, or the receiver was made.
+  std::chrono::nanoseconds unheard() const { return Clock::now() - heard_at_; }
   /// The last trouble with the connection, for the message of a deadline.
   const std::optional<Error>& noted() const noexcept { return noted_; }
 
@@ -159,6 +161,7 @@ class Control {
   bool turned_away_ = false;                  ///< by the last attempt
   bool away_ = false;                         ///< that was said
   std::vector<Clock::time_point> silent_at_;  ///< when each address was found silent last
+  Clock::time_point heard_at_ = Clock::now();
   Clock::time_point news_at_ = Clock::now();  ///< when something newer came last, or the others were asked for it
   Clock::time_point preferred_tried_at_;
   Clock::time_point parents_asked_at_;

@@ -35,7 +35,8 @@ class Origin {
     parents_ = std::move(said.list);
     if (said.cut_off_ns == 0) return cut_off_.reset();
     const auto since = Clock::now() - std::chrono::nanoseconds(std::min<std::uint64_t>(said.cut_off_ns, kLongestNs));
-    cut_off_ = {"its relay is there, but the agent at " + from() + ", from which that pulls, is cut off itself", since};
+    cut_off_ = {"its relay is there, but the agent at " + from() + ", from which that pulls, is away or cut off itself",
+                since};
   }
   void forget(std::uint64_t connection) {
     const std::lock_guard lock(mutex_);

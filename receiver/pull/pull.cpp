@@ -295,6 +295,15 @@ Status Pull::look_at_parents() {
   return {};
 }
 
+/// A relay whose agents are all away: who pulls from the one that it writes to is told that nothing newer comes there.
+void Pull::tell_cut_off() {
+  if (s_.can.hand_on == nullptr) return;
+  wire::Parents parents;
+  parents.list.push_back({s_.control.instance(), s_.peer.endpoint()});
+  parents.cut_off_ns = static_cast<std::uint64_t>(s_.control.unheard().count());
+  s_.can.hand_on->tell_parents(std::move(parents));
+}
+
 Result<wire::PlanReply> Pull::plan() {
   const auto start = std::chrono::steady_clock::now();
   trace::Span span("plan");
@@ -306,6 +315,7 @@ Result<wire::PlanReply> Pull::plan() {
     if (Status there = s_.control.ensure(wait_by_); !there) {
       if (there.error().code() == Errc::connection || there.error().code() == Errc::timed_out) {
         last_ = there.error();
+        tell_cut_off();
         DS_TRY(keep_waiting());
       }
       return there.error();

@@ -75,6 +75,7 @@ class Pull {
   Status keep_waiting();
   Answer<wire::PlanReply> ask(const wire::PlanRequest& question);
   Status look_at_parents();
+  void tell_cut_off();
   /// What is committed, or being brought.
   VersionId held() const;
   /// What a full transfer moves, as the agent computes it.

@@ -150,6 +150,36 @@ TEST_F(CutOff, TheRelaysBelowPassItOn) {
   EXPECT_FALSE(cut_off(**other));
 }
 
+/// The relay is there, and its parent is not.
+TEST_F(CutOff, TheAgentAboveIsAway) {
+  const test::HeldPort held;
+  options_.pull.listen.port = held.number();
+  start();
+  hand_on();
+  const std::string above = endpoint(port());
+  const auto one = child(endpoint(node_->port()));
+  EXPECT_EQ(pull(*one).mode, PullMode::full);
+  const auto relay_asks = [&] {
+    static_cast<void>(relay_->pull(kNewer, Deadline::after(std::chrono::milliseconds(500))));
+  };
+  relay_asks();
+  EXPECT_FALSE(cut_off(*node_));
+  stop_agent();
+  ASSERT_TRUE(eventually([&] {
+    relay_asks();
+    return cut_off(*node_);
+  }));
+  EXPECT_NE(ready_page(node_parts()).body.find(above + ", from which that pulls, is away"), std::string::npos);
+  const auto waited = one->pull(kNewer, Deadline::after(std::chrono::seconds(1)));
+  ASSERT_FALSE(waited);
+  EXPECT_NE(waited.error().message().find(above), std::string::npos) << waited.error().message();
+  start_agent();
+  ASSERT_TRUE(eventually([&] {
+    relay_asks();
+    return !cut_off(*node_);
+  }));
+}
+
 /// A trainer that writes to the agent itself brings versions, no matter who did before.
 TEST_F(CutOff, ATrainerInPlaceOfTheRelay) {
   start();
