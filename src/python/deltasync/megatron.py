@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -36,12 +37,15 @@ from ._group import Group
 from ._hf_files import HfFiles
 from ._megatron_pieces import RankPieces
 from ._native import Family, Layout, Sidecar, TensorSpec
+from .coverage import some
 from .errors import InvalidArgument, IoError, LayoutMismatch, Unsupported
 from .families import read_page
 
 __all__ = ["Difference", "ExportPlan", "ProofReport", "export_hf_named_params", "hf_weight_metadata", "plan", "prove"]
 
 MODES = ("direct", "gathered", "auto")
+
+_log = logging.getLogger("deltasync.megatron")
 
 #: For ranks that are all in one call to hear of each other.
 _SHORT_S = 60.0
@@ -308,6 +312,14 @@ def plan(
     if made.quantised:
         dtypes = [[piece["dtype"] for piece in other["pieces"]] for other in said]
         wide = {copy.tensor for copy in made.copies if copy.add or dtypes[copy.rank][copy.piece] != "BF16"}
+    if made.constants and group.rank == 0:
+        names = [layout[index].name for index in made.constants]
+        _log.warning(
+            "megatron.plan: the trainer does not have %d tensor(s), which stay as %s has them: %s",
+            len(names),
+            directory,
+            some(names),
+        )
     return ExportPlan(made, files, sidecar, pieces, group, _head_dim(config), mode, digest, wide)
 
 

@@ -89,6 +89,11 @@ def test_a_tensor_of_more_than_a_bucket_travels_alone(fake: Fake, tmp_path: Path
         assert 2 * large <= counted <= 2 * large + large // 4
 
 
+def test_tensors_that_no_step_changes_are_named(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    plan_of(fake, 0, 1)
+    assert "1 tensor(s), which stay as" in caplog.text and "model.inv_freq" in caplog.text
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_proof_says_which_tensors_prove_nothing(fake: Fake, tmp_path: Path, size: int) -> None:
     fake.whole["norm.1"].fill_(0.5)
