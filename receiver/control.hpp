@@ -158,11 +158,11 @@ class Control {
   bool cut_ = false;   ///< a connection on which that was ended, and there has been none since
   std::uint64_t closed_bytes_ = 0;
   std::optional<Error> noted_;
-  bool turned_away_ = false;                  ///< by the last attempt
-  bool away_ = false;                         ///< that was said
-  std::vector<Clock::time_point> silent_at_;  ///< when each address was found silent last
-  Clock::time_point heard_at_ = Clock::now();
-  Clock::time_point news_at_ = Clock::now();  ///< when something newer came last, or the others were asked for it
+  bool turned_away_ = false;                   ///< by the last attempt
+  bool away_ = false;                          ///< that was said
+  std::vector<Clock::time_point> silent_at_;   ///< when each address was found silent last
+  Clock::time_point heard_at_ = Clock::now();  ///< when an agent has answered last
+  Clock::time_point news_at_ = Clock::now();   ///< when something newer came last, or the others were asked for it
   Clock::time_point preferred_tried_at_;
   Clock::time_point parents_asked_at_;
   log::LineLimit cycle_lines_{1, std::chrono::seconds(30)};
