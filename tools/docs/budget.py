@@ -6,7 +6,7 @@ import sys
 from pages import ROOT, pages, words
 
 #: What the pages have, rounded up. A change that needs more first removes what is said twice, then raises it.
-TOTAL = 29_990
+TOTAL = 29_640
 #: By directory of docs/: for each page.
 EACH = {"start": 250, "concepts": 340, "guides": 765, "operating": 780, "reference": 1_160, "internals": 690}
 #: Pages that need more: another implementation is written from a format's or a protocol's page alone.
