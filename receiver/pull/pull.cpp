@@ -15,6 +15,8 @@ constexpr std::uint64_t kDeltaBytesMin = 16u << 20;
 constexpr std::uint64_t kDeltaModelFraction = 4;
 /// Of the time that is left, the part that the agent may wait for a version.
 constexpr double kWaitPart = 0.75;
+/// With less time left none is asked any more: the answer would come too late, and cost the connection.
+constexpr auto kQuestionTime = std::chrono::milliseconds(20);
 /// An agent that answered after so long has waited, whatever it says.
 constexpr std::uint64_t kLongWaitMs = 500;
 
@@ -394,11 +396,12 @@ Result<wire::PlanReply> Pull::plan() {
     DS_TRY(keep_waiting());
     // An agent that waited on our behalf is asked again at once; one that did not must not be hammered.
     const std::chrono::milliseconds waited_long(std::min<std::uint64_t>(question.wait_ms / 2, kLongWaitMs));
-    if (std::chrono::steady_clock::now() - asked >= waited_long) {
+    if (std::chrono::steady_clock::now() - asked < waited_long) {
+      until_.earlier(wait_by_).pause(backoff.next());
+    } else {
       backoff.reset();
-      continue;
     }
-    until_.earlier(wait_by_).pause(backoff.next());
+    if (until_.deadline().remaining() < kQuestionTime) until_.pause(kQuestionTime);
   }
 }
 

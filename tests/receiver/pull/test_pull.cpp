@@ -122,6 +122,14 @@ TEST_F(PullTest, NewerWaitsForTheNextVersion) {
   EXPECT_GT(report.wait_s, 0.0);
 }
 
+TEST_F(PullTest, AWaitThatEndsCostsNoConnection) {
+  start();
+  pull_and_commit();
+  const std::uint64_t before = agent_->connections();
+  for (int wait = 0; wait < 20; ++wait) EXPECT_FALSE(pull({.newer = true}, 150).ok());
+  EXPECT_LE(agent_->connections() - before, 4u) << "now and then the machine was busy";
+}
+
 /// How long a version is waited for bounds no transfer, and that none came is no failure, whether there was an agent.
 TEST_F(PullTest, AWaitMayEndLongBeforeThePull) {
   start();
