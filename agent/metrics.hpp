@@ -69,7 +69,8 @@ struct Metrics {
       counter("sent_elsewhere_total", "Plans of receivers for which there was no place (--children-max).");
   Counter memory_refused =
       counter("peer_memory_refused_total", "Requests and answers for which peers had left no memory.");
-  Counter handshakes_failed = counter("handshakes_failed_total", "Connections that did not authenticate.");
+  Counter handshakes_failed =
+      counter("handshakes_failed_total", "Connections that did not authenticate; not those that left without a word.");
   Counter http_requests = counter("http_requests_total", "HTTP requests answered.");
   std::array<Counter, kErrcCount> errors = all_errors(std::make_index_sequence<kErrcCount>());
 

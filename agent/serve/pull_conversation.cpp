@@ -86,8 +86,10 @@ asio::awaitable<void> PullConversation::run() {
   if (!status) {
     // A peer that leaves between two messages is no error.
     if (status.error().code() != Errc::connection || mid_message_) core_.metrics().count_error(status.error().code());
-    if (!authenticated_) Metrics::add(core_.metrics().handshakes_failed, 1);
     const Errc code = status.error().code();
+    // Who leaves without a word, as a probe that only connects, has not tried.
+    const bool tried = code != Errc::connection || stream_.heard();
+    if (!authenticated_ && tried) Metrics::add(core_.metrics().handshakes_failed, 1);
     const bool listens = turned_away_ || (code != Errc::connection && code != Errc::aborted);
     if (!mid_message_ && listens) {
       // The peer may be gone, or be no deltasync at all: this is a courtesy.

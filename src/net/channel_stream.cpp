@@ -141,6 +141,7 @@ awaitable<Status> ChannelStream::secure(std::unique_ptr<Channel> channel, Deadli
     auto tried = channel->handshake();
     if (tried && tried->came == Tried::Came::moved) break;
     const bool unbegun = channel->peer_may_be_plain();
+    begun_ = !unbegun;
     const Deadline limit = unbegun ? first_word : deadline;
     Status status = tried ? Status() : Status(std::move(tried).error());
     if (tried) status = co_await wait_as(tried->came, limit, channel->handshake_name());

@@ -64,6 +64,8 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   void count_sent(std::uint64_t bytes) noexcept { bytes_sent_ += bytes; }
   std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
   std::uint64_t bytes_received() const noexcept { return bytes_received_; }
+  /// The peer has said a byte, if only one of a handshake.
+  bool heard() const noexcept { return begun_ || bytes_received_ != 0; }
 
  private:
   Status watch(const Channel& channel);
@@ -85,6 +87,7 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   bool timer_pending_ = false;
   bool armed_ = false;
   bool timed_out_ = false;
+  bool begun_ = false;  // by the peer: a handshake
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;
 };

@@ -245,5 +245,8 @@ std::uint64_t MessageStream::bytes_sent() const noexcept {
 std::uint64_t MessageStream::bytes_received() const noexcept {
   return stream_->bytes_received();
 }
+bool MessageStream::heard() const noexcept {
+  return stream_->heard();
+}
 
 }  // namespace deltasync::net

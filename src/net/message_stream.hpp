@@ -119,6 +119,8 @@ class MessageStream {
 
   std::uint64_t bytes_sent() const noexcept;
   std::uint64_t bytes_received() const noexcept;
+  /// As ChannelStream's.
+  bool heard() const noexcept;
 
  private:
   /// All that the message wants now.

@@ -153,6 +153,19 @@ TEST_F(Https, MonitorsNeedNoCertificateThoughReceiversDo) {
   EXPECT_FALSE(receiver);
 }
 
+TEST_F(Https, AReceiversHandshakeHasFailedOnlyIfItHasBegun) {
+  start_with(tls_.server());
+  const auto& failed = agent_->core().metrics().handshakes_failed;
+  for (const std::string said : {"", "\x16"}) {  // a probe; a TLS peer that goes away within its first record
+    const UniqueFd fd = net::connect_tcp("127.0.0.1", agent_->port(), test_deadline()).value();
+    EXPECT_EQ(::send(fd.get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
+    ASSERT_TRUE(eventually([&] { return agent_->pull_server().connections() == 1; }));
+    ::shutdown(fd.get(), SHUT_WR);
+    ASSERT_TRUE(eventually([&] { return agent_->pull_server().connections() == 0; }));
+    EXPECT_EQ(failed, said.size());
+  }
+}
+
 TEST_F(Https, CertificatesOfMonitorsAreCheckedOnRequestWhateverTheirNames) {
   options_.http->client_certificates = true;
   TlsOptions tls = tls_.asking_server();

@@ -142,6 +142,21 @@ TEST_F(Handshake, GarbageIsDropped) {
   EXPECT_EQ(failed(), 1u);
 }
 
+/// A probe that only connects, as Kubernetes' tcpSocket: it tries nothing.
+TEST_F(Handshake, APeerThatLeavesWithoutAWordHasNotFailed) {
+  start_agent();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(Client::connect_raw(port()));
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() == 0; }));
+  EXPECT_EQ(failed(), 0u);
+  {
+    const auto begun = Client::connect_raw(port());
+    ASSERT_TRUE(begun);
+    send_raw(begun->socket, bytes_of(std::string_view("D")));
+  }
+  EXPECT_TRUE(eventually([&] { return agent_->pull_server().connections() == 0; }));
+  EXPECT_EQ(failed(), 1u);
+}
+
 TEST_F(Handshake, ASilentPeerIsDropped) {
   options_.pull.limits.handshake = std::chrono::milliseconds(50);
   start_agent();
