@@ -211,6 +211,29 @@ def test_what_does_not_match_is_named_on_both_sides_and_the_next_version_works(
     assert trainer.error is None
 
 
+def test_memory_that_is_not_there_is_refused(path: str) -> None:
+    tensors = {"a": torch.zeros(3, 400)}
+    views = [torch.empty(9000)[first : first + 1200].view(3, 400) for first in (0, 5000)]
+    views += [torch.empty(2400)[1200:].view(400, 3).t(), torch.empty(2400, dtype=torch.float64)[1200:].view(3, 400)]
+    foreign = {"data": (64, True), "shape": (3, 400), "typestr": "<f4", "version": 3}
+    at_64 = np.asarray(type("Foreign", (), {"__array_interface__": foreign})())
+
+    def play(sender: BucketSender) -> None:
+        for number, wrong in enumerate((*views, at_64), 1):
+            with pytest.raises(InvalidArgument, match="a: the source has no memory"):
+                sender.send({"a": wrong}, number)
+        sender.send(tensors, 9)
+
+    for view in views:
+        view.untyped_storage().resize_(0)
+    with Trainer(path, tensors, play) as trainer, Receiver(f"bucket:{path}", timeout=LIMIT_S) as receiver:
+        for number in range(1, len(views) + 2):
+            with pytest.raises(Aborted, match="no memory"):
+                receiver.update(number)
+        receiver.update(9)
+    assert trainer.error is None
+
+
 def test_an_exception_of_the_iterable_gives_the_version_up_and_ends_the_generator(path: str) -> None:
     ended = threading.Event()
 

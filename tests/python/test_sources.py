@@ -201,11 +201,38 @@ def test_the_tensors_of_a_module_live_until_the_version_is_whole(segment_name: s
     assert made[-1]() is None
 
 
+def given_up_views() -> Iterator[torch.Tensor]:
+    """The address of most is their offset alone, where others may have memory."""
+    for first in (12, 5000, 4_000_000):
+        yield torch.empty(first + 100)[first : first + 4].view(2, 2)
+    yield torch.empty(6000)[5000:5004].view(2, 2).t()
+    yield torch.empty(6000, dtype=torch.complex64)[5000:5004].view(2, 2).conj().imag
+    yield torch.empty(8, 1000)[6:8, 500:502]
+
+
 def test_a_view_of_memory_that_was_given_up_is_refused(segment_name: str) -> None:
-    view = torch.ones(64)[12:16]
+    with deltasync.WeightManager({"a": torch.ones(2, 2)}, name=segment_name) as manager:
+        for view in given_up_views():
+            view.untyped_storage().resize_(0)
+            for given in ({"a": view}, iter([("a", view)])):
+                with pytest.raises(errors.InvalidArgument, match="a: the source has no memory"):
+                    manager.offload(given)
+        view = torch.ones(64)[12:26:4].view(2, 2)
+        view.untyped_storage().resize_(100)
+        manager.offload({"a": view})
+        view.untyped_storage().resize_(99)
+        with pytest.raises(errors.InvalidArgument, match="a: the source has no memory .100 bytes .* has 99"):
+            manager.offload({"a": view})
+
+
+def at_no_memory(address: int) -> np.ndarray[Any, Any]:
+    given = {"data": (address, True), "shape": (4,), "typestr": "<f4", "version": 3}
+    return np.asarray(type("Foreign", (), {"__array_interface__": given})())
+
+
+def test_an_address_where_nothing_is_mapped_is_refused(segment_name: str) -> None:
     with deltasync.WeightManager({"a": torch.ones(4)}, name=segment_name) as manager:
-        view.untyped_storage().resize_(0)
-        for given in ({"a": view}, iter([("a", view)])):
+        for given in ({"a": at_no_memory(64)}, iter([("a", at_no_memory(64))])):
             with pytest.raises(errors.InvalidArgument, match="a: the source has no memory"):
                 manager.offload(given)
 

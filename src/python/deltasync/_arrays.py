@@ -193,6 +193,15 @@ def check_dense(value: Any, name: str) -> None:
         raise InvalidArgument(f"{name}: a {value.layout} tensor has no dense memory", "make it so: tensor.to_dense()")
 
 
+def check_memory(value: Any, name: str) -> None:
+    """InvalidArgument if torch's storage ends before the tensor does: a view of one that was given up is still there,
+    and its address is that of others' memory, or of none."""
+    last = value.storage_offset() + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+    need = (last + 1) * value.element_size()
+    if need > (have := value.untyped_storage().nbytes()) and value.numel():
+        raise InvalidArgument(f"{name}: the source has no memory ({need} bytes of its storage, which has {have})")
+
+
 def transposed(value: Any, name: str) -> Array | None:
     """As :func:`describe`, of a matrix in host memory whose columns lie apart; None of anything else."""
     if not is_torch_tensor(value) or value.device.type != "cpu" or value.layout is not sys.modules["torch"].strided:
@@ -202,6 +211,7 @@ def transposed(value: Any, name: str) -> Array | None:
     rows, cols = value.stride()
     if value.shape[1] == 1 or cols <= 1 or (value.shape[0] > 1 and rows < 1):
         return None  # contiguous, or broadcast
+    check_memory(value, name)
     width = value.element_size()
     dtype = dtype_name(value.dtype, name)
     return Array(value.data_ptr(), tuple(value.shape), max(rows, 1) * width, dtype, -1, 0, value, cols * width)
@@ -210,7 +220,7 @@ def transposed(value: Any, name: str) -> Array | None:
 def describe(value: Any, name: str) -> Array:
     """The memory of a tensor; ``name`` is for messages. A layout of memory that has no rows is copied first.
 
-    Raises InvalidArgument (not a tensor; or it has no memory here: meta, sparse), Unsupported (dtype, device).
+    Raises InvalidArgument (no tensor; or it has no memory here: meta, sparse, given up), Unsupported (dtype, device).
     """
     if is_torch_tensor(value):
         return _describe_torch(value, name)
@@ -243,6 +253,7 @@ def _describe_torch(value: Any, name: str) -> Array:
         raise InvalidArgument(f"{name}: a tensor on {value.device} has no memory to copy")
     if kind not in ("cpu", "cuda"):
         raise Unsupported(f"{name}: memory on {value.device}; move the tensor to the host first")
+    check_memory(value, name)
     if value.is_conj() or value.is_neg():
         value = value.resolve_conj().resolve_neg()
     if value.is_contiguous():

@@ -18,6 +18,8 @@ from ._versions import version_number
 from .errors import CoverageError, InvalidArgument, NotFound
 from .layouts import as_pair, layout_of
 
+_LOWEST_ADDRESS = 4096  # nothing is mapped below
+
 
 class BucketSender:
     """Hands each version's tensors to an engine on this host, whose ``Receiver("bucket:PATH")`` listens there.
@@ -149,6 +151,8 @@ class BucketSender:
             array = describe(cast_to(tensor, name, array.dtype, own.dtype), name)
         if array.row_stride:
             array = describe(_dense(array.owner), name)
+        if array.address < _LOWEST_ADDRESS and own.nbytes:
+            raise InvalidArgument(f"{name}: the source has no memory (address {array.address})")
         if array.device < 0:
             native.put(index, array.address, left(end))
         else:
