@@ -438,3 +438,38 @@ def test_a_process_ends_while_clients_ask(segment_name: str) -> None:
     argv = [sys.executable, "-c", ENDS, str(Path(__file__).parent), segment_name]
     ended = subprocess.run(argv, timeout=120, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+#: Closes the service while schedulers take requests.
+ADMITS = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from control_fleet import Fleet
+from deltasync import RolloutControl
+from deltasync.errors import InvalidArgument
+fleet = Fleet(sys.argv[2])
+def admits(control, together):
+    together.wait()
+    try:
+        while True:
+            control.admit()
+    except InvalidArgument:
+        pass
+for _ in range(20):
+    control, together = RolloutControl(fleet.engine, fleet.receiver), Barrier(7)
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(admits, control, together) for _ in range(6)]
+        together.wait()
+        control.close()
+        for one in asked:
+            one.result()
+fleet.close()
+"""
+
+
+def test_requests_are_taken_while_the_service_ends(segment_name: str) -> None:
+    argv = [sys.executable, "-c", ADMITS, str(Path(__file__).parent), segment_name]
+    ended = subprocess.run(argv, timeout=120, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 
@@ -184,7 +186,8 @@ class PythonControl {
   std::string endpoint() const { return server_ ? server_->endpoint() : std::string(); }
   std::pair<Version, std::string> admit(const std::string& min_version, const std::string& exact_version) const {
     if (!server_) throw Failure{Error(Errc::invalid_argument, "admit: the control service is closed")};
-    return unwrap(released([&] { return server_->admit(min_version, exact_version); }));
+    const std::shared_lock lock(admits_);
+    return unwrap(released([&, server = server_.get()] { return server->admit(min_version, exact_version); }));
   }
   bool in_hook() const { return server_ && server_->in_hook(); }
   void stop() {
@@ -195,22 +198,23 @@ class PythonControl {
     if (!server_) return;
     unwrap(released([&] { return server_->check(); }));
   }
-  /// Waits for the hooks that run, which want the GIL. In a forked child, where there are neither its threads nor a
-  /// connection of its own, nothing.
+  /// Waits for the hooks that run and for each admit(), which want the GIL; a later admit() finds no server. In a
+  /// forked child, where there are neither its threads nor a connection of its own, nothing.
   void close() {
     if (!fork_guard_.same_process()) {
       static_cast<void>(server_.release());
       return;
     }
-    released([&] {
-      server_.reset();
-      return 0;
+    released([&, server = std::move(server_)]() mutable {
+      { const std::unique_lock lock(admits_); }
+      server.reset();
     });
   }
 
  private:
   PythonEngine engine_;
-  std::unique_ptr<control::StoppableServer> server_;
+  std::unique_ptr<control::StoppableServer> server_;  // protected by the GIL
+  mutable std::shared_mutex admits_;                  // shared: an admit() is under way
   const ForkGuard fork_guard_;
 };
 

@@ -182,7 +182,8 @@ class RolloutControl:
     @property
     def endpoint(self) -> str:
         """HOST:PORT; empty once it is closed."""
-        return self._server.endpoint if self._server is not None else ""
+        server = self._server
+        return server.endpoint if server is not None else ""
 
     def admit(self, headers: Mapping[str, str] = MappingProxyType({})) -> Admission:
         """For the engine's own routes, when the scheduler takes a request: what it will be computed with. A request may
@@ -190,10 +191,11 @@ class RolloutControl:
         (``X-Deltasync-Exact-Version``, its number or its name).
 
         Errors: VersionConflict (answer 409: another version is live, or none), InvalidArgument (answer 400)."""
-        if self._server is None:
+        server = self._server
+        if server is None:
             raise InvalidArgument("admit: the control service is closed")
         asked = {str(name).lower(): str(value) for name, value in headers.items()}
-        version, salt = self._server.admit(
+        version, salt = server.admit(
             asked.get("x-deltasync-min-version", ""), asked.get("x-deltasync-exact-version", "")
         )
         return Admission(version, salt)
