@@ -1,5 +1,6 @@
 """Status pages over HTTPS, as operators and their probes ask for them: of agents, followers and relays."""
 
+import signal
 import ssl
 import subprocess
 import time
@@ -7,7 +8,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from cli_support import ACCESS, BIN, CLI, CONNECTION, DEADLINE_S, UNSUPPORTED, USAGE, Agent, Child, CliTest
+from cli_support import ACCESS, BIN, CLI, CONNECTION, DEADLINE_S, UNSUPPORTED, USAGE, Agent, Child, CliTest, write_model
 from openssl_certificates import Certificates  # where cli_support has pointed
 
 AGENT = BIN / "deltasync-agent"
@@ -99,6 +100,30 @@ class TlsPagesTest(CliTest):
                                   capture_output=True, timeout=DEADLINE_S)
             self.assertEqual(done.returncode, 1, done)
             self.assertIn(b"--tls-ca", done.stderr)
+
+    def test_a_follower_waits_for_a_certificate_that_is_being_replaced(self):
+        port = self.held_port()
+        options = (*self.certificates.server_options(), *self.ca)
+        agent = Agent(self, AGENT, self.tmp / "agent", *options, listen=port.endpoint)
+        cert, key = self.certificates.sign("rollout")
+        good = cert.read_bytes()
+        first, second = self.successive(2)
+        self.cli("publish", "--agent", agent.socket, "--model", first)
+        follower = Child(self, [CLI, "pull", "--from", agent.endpoint, "--out", self.tmp / "out", "--json", "--follow",
+                                "--count", "2", *self.ca, "--tls-cert", cert, "--tls-key", key])
+        self.assertEqual(follower.line()["label"], "step_0")
+        self.assertEqual(agent.end(signal.SIGTERM)[0], 0)
+        cert.write_text("")
+        other = write_model(self.tmp / "other", {"t": ("U8", [4], b"abcd")})
+        agent = Agent(self, AGENT, self.tmp / "agent", *options, listen=port.endpoint)
+        self.cli("publish", "--agent", agent.socket, "--model", other)
+        line = ""
+        while "pull_failed" not in line or "invalid_argument" not in line:
+            line = follower.log_line()
+            self.assertNotEqual(line, "", "it ended")
+        cert.write_bytes(good)
+        self.assertEqual(follower.line()["label"], "other")
+        self.assertEqual(follower.end()[0], 0)
 
     def test_a_follower_and_a_relay_show_the_certificate_that_they_have(self):
         agent = Agent(self, AGENT, self.tmp / "agent", *self.certificates.server_options(), *self.ca)

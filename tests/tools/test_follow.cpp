@@ -112,6 +112,16 @@ TEST_F(Follow, OnceItWasConnectedTheSameIsWaitedOut) {
   EXPECT_EQ(lines("pull_failed"), 1u) << log_.text();
 }
 
+TEST_F(Follow, FilesThatWereGoodOnceAreReadAgain) {
+  const Status done = run({kVersion, at_take(Errc::unauthenticated), at_connect(Errc::invalid_argument)}, 2);
+  ASSERT_TRUE(done) << done.error().to_string();
+  EXPECT_EQ(lines("pull_failed"), 2u) << log_.text();
+  at_ = 0;
+  const Status ended = run({at_connect(Errc::invalid_argument)});
+  ASSERT_FALSE(ended) << "at the start";
+  EXPECT_EQ(ended.error().code(), Errc::invalid_argument);
+}
+
 TEST_F(Follow, WhatNoRetryHelpsEndsItWheneverItComes) {
   for (const Errc code : {Errc::invalid_argument, Errc::version_conflict, Errc::internal, Errc::cancelled}) {
     at_ = 0;

@@ -13,6 +13,7 @@
 #include "base/call_context.hpp"
 #include "base/cpu_affinity.hpp"
 #include "deltasync/receiver.hpp"
+#include "net/auth.hpp"
 #include "receiver/targets/target.hpp"
 #include "tools/cli/cli.hpp"
 #include "tools/cli/follow.hpp"
@@ -103,7 +104,7 @@ Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const CallCon
   ReceiverOptions receiver_options;
   receiver_options.endpoint = options.from;
   if (!options.token_file.empty()) {
-    DS_ASSIGN(receiver_options.token, read_token_now(options.token_file));
+    DS_ASSIGN(receiver_options.token, net::read_token_file(options.token_file));
   }
   receiver_options.tls = options.tls;
   receiver_options.streams = options.streams;

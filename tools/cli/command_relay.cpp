@@ -10,6 +10,7 @@
 #include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "deltasync/receiver.hpp"
+#include "net/auth.hpp"
 #include "net/blocking.hpp"
 #include "net/endpoint.hpp"
 #include "receiver/standing.hpp"
@@ -80,7 +81,7 @@ class Relay {
     ReceiverOptions receiver_options;
     receiver_options.endpoint = options_.from;
     if (!options_.token_file.empty()) {
-      DS_ASSIGN(receiver_options.token, read_token_now(options_.token_file));
+      DS_ASSIGN(receiver_options.token, net::read_token_file(options_.token_file));
     }
     receiver_options.tls = options_.tls;
     receiver_options.streams = options_.streams;

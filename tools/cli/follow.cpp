@@ -9,7 +9,6 @@
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "base/log.hpp"
-#include "net/auth.hpp"
 
 namespace deltasync::cli {
 namespace {
@@ -78,7 +77,9 @@ class Tries {
   /// Waits until the next try is due; the error, if there is none.
   Status failed(const Error& error) {
     const Errc code = error.code();
-    const Outlook ahead = outlook(code);
+    Outlook ahead = outlook(code);
+    // What the command line says was good enough once: it is the files that it names, which somebody may be writing.
+    if (!receiver_ && was_there_ && code == Errc::invalid_argument) ahead = Outlook::needs_user;
     if (ahead == Outlook::final || (ahead == Outlook::needs_user && !was_there_)) return error;
     // A receiver is bound to a layout and has its token; what cannot go on is made again.
     if (ahead == Outlook::needs_user || code == Errc::layout_mismatch) receiver_.reset();
@@ -105,12 +106,6 @@ class Tries {
 };
 
 }  // namespace
-
-Result<std::string> read_token_now(const std::string& file) {
-  auto token = net::read_token_file(file);
-  if (token.ok() || token.error().code() != Errc::invalid_argument) return token;
-  return Error(Errc::unauthenticated, token.error().message());
-}
 
 Deadline after_seconds(double seconds) {
   return Deadline::after(to_ns(seconds));

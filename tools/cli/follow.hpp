@@ -29,17 +29,13 @@ struct Follower {
 };
 
 /// Until `count` versions are there, a stop (cancelled), or a failure that no retry helps. Others are tried again,
-/// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to fix (a wrong token, a slice
-/// that is not there, no permission) ends it only as long as it was never connected and bound. From then on the process
-/// ignores SIGHUP.
+/// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to fix (a wrong token, a file
+/// that is no certificate, a slice that is not there, no permission) ends it only as long as it was never connected and
+/// bound. From then on the process ignores SIGHUP.
 Status follow(const Follower& follower, const std::stop_token& stop);
 
 /// `--on-older-epoch`: ReceiverOptions::on_older_epoch.
 void add_on_older_epoch(CLI::App& app, OlderEpoch& policy);
-
-/// The token in a file, for one connection: a follower may outlive it. unauthenticated if it has none: who writes
-/// another one there may not be done yet.
-Result<std::string> read_token_now(const std::string& file);
 
 Deadline after_seconds(double seconds);
 
