@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>  // every file has the same casters
+#include <nanobind/stl/string_view.h>
 
 #include <chrono>
 #include <functional>

@@ -7,7 +7,6 @@
 
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 
 #include "base/trace.hpp"
 #include "deltasync/version.hpp"
