@@ -1,6 +1,7 @@
 // The host of an agent that is to start: docs/operating/capacity.md has the formulas in prose.
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "net/listener.hpp"
 #include "shm/huge_pages.hpp"
 #include "shm/segment.hpp"
+#include "shm/segment_view.hpp"
 #include "shm/side_files.hpp"
 #include "shm/space.hpp"
 #include "tools/cli/cli.hpp"
@@ -34,6 +36,7 @@ constexpr std::uint64_t kContainerShmBytes = 64u << 20;  ///< of /dev/shm, unles
 struct Needs {
   std::uint64_t shared = 0;          ///< a segment, its kept deltas, and as much again while one is written
   std::uint64_t memory = kOwnBytes;  ///< shared memory included
+  std::optional<Digest128> layout;
 };
 
 Result<Needs> needs_of(const std::string& model_dir) {
@@ -47,25 +50,33 @@ Result<Needs> needs_of(const std::string& model_dir) {
   Needs needs;
   needs.shared = plan->segment_bytes + 2 * ring;
   needs.memory = needs.shared + 3 * ring + kOwnBytes;
+  needs.layout = layout.digest();
   return needs;
 }
 
-/// What the agent of this name has in `dir` already: it goes on with that.
-std::uint64_t bytes_in_use(const std::string& dir, const std::string& name) {
+bool has_layout(const fs::path& segment, const std::optional<Digest128>& layout) {
+  const UniqueFd opened(::open(segment.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!opened) return false;
+  const auto view = shm::SegmentView::map(opened);
+  return view && (*view)->layout_digest() == layout;
+}
+
+/// Of what is needed, what the agent of this name has in `dir` already. One of another layout is there until the first
+/// version of this one is.
+std::uint64_t bytes_in_use(const std::string& dir, const std::string& name, const Needs& needs) {
   std::uint64_t bytes = 0;
   std::error_code error;
   const auto add = [&bytes](const fs::path& file) {
-    std::error_code gone;
-    const auto size = fs::file_size(file, gone);
-    if (!gone) bytes += size;
+    struct stat info {};
+    if (::stat(file.c_str(), &info) == 0) bytes += static_cast<std::uint64_t>(info.st_blocks) * 512;
   };
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     const std::string file = it->path().filename().string();
-    if (shm::agent_of_segment(file) != name) continue;
+    if (shm::agent_of_segment(file) != name || !has_layout(it->path(), needs.layout)) continue;
     add(it->path());
     for (const shm::SideFile& side : shm::find_side_files({dir, file})) add(side.path);
   }
-  return bytes;
+  return std::min(bytes, needs.shared);
 }
 
 std::string with_use(std::uint64_t used) {
@@ -83,7 +94,7 @@ Finding check_shared_memory(const AgentHost& host, std::uint64_t needed, std::ui
   const std::string& dir = host.shm_dir;
   struct statvfs fs {};
   if (::statvfs(dir.c_str(), &fs) != 0) return bad(check, Error::from_errno(dir, errno), "another --shm-dir");
-  if (auto room = shm::check_room(dir, needed - std::min(used, needed)); !room) {
+  if (auto room = shm::check_room(dir, needed - used); !room) {
     return bad(check, room.error(),
                "make it larger (mount -o remount,size=…; --shm-size of a container), or give another --shm-dir");
   }
@@ -111,7 +122,7 @@ Finding check_huge_pages(const std::string& dir) {
 }
 
 Finding check_memory(std::uint64_t needed, std::uint64_t used) {
-  if (auto room = check_memory_room(needed - std::min(used, needed)); !room) {
+  if (auto room = check_memory_room(needed - used); !room) {
     return bad("memory", room.error(),
                "raise the limit of memory, which counts shared memory too, or use a larger machine");
   }
@@ -161,7 +172,7 @@ std::vector<Finding> check_agent_host(const AgentHost& host) {
   std::vector<Finding> findings;
   const auto needs = needs_of(host.model);
   if (needs) {
-    const std::uint64_t used = bytes_in_use(host.shm_dir, host.name);
+    const std::uint64_t used = bytes_in_use(host.shm_dir, host.name, *needs);
     if (const Status usable = check_directory(host.shm_dir); usable) {
       findings.push_back(check_shared_memory(host, needs->shared, used));
       findings.push_back(check_huge_pages(host.shm_dir));
