@@ -219,6 +219,9 @@ class AgentTest(DoctorTest):
         self.assertIn("over TLS", found["handshake"]["found"])
         found = self.doctor("--from", agent.endpoint, expect=UNSUPPORTED)
         self.assertIn("TLS on both sides", found["handshake"]["remedy"])
+        found = self.doctor("--from", agent.endpoint, "--token-file", self.tmp / "no", *certificates.client_options(),
+                            expect=MISSING)
+        self.assertEqual(self.states(found), {"token": "error", "tls": "ok"})
 
 
 if __name__ == "__main__":

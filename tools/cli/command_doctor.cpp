@@ -35,7 +35,6 @@ Status print(const Finding& finding, bool json) {
 
 /// An error with the code of the first finding that is one.
 Status verdict(const std::vector<Finding>& findings) {
-  const auto is_error = [](const Finding& finding) { return finding.state == Finding::State::error; };
   const auto first = std::find_if(findings.begin(), findings.end(), is_error);
   if (first == findings.end()) return {};
   const auto errors = std::count_if(findings.begin(), findings.end(), is_error);

@@ -58,6 +58,10 @@ Finding bad(std::string check, const Error& error, std::string remedy) {
   return {std::move(check), Finding::State::error, error.message(), std::move(remedy), error.code()};
 }
 
+bool is_error(const Finding& finding) {
+  return finding.state == Finding::State::error;
+}
+
 std::vector<Finding> check_access(const Access& access, AccessSide side) {
   std::vector<Finding> findings;
   if (!access.token_file.empty()) findings.push_back(check_token_file(access.token_file));

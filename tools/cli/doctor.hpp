@@ -28,6 +28,7 @@ std::string_view to_string(Finding::State state) noexcept;
 Finding good(std::string check, std::string found);
 Finding warning(std::string check, std::string found, std::string remedy);
 Finding bad(std::string check, const Error& error, std::string remedy);
+bool is_error(const Finding& finding);
 
 /// Of one side: the host of an agent that is to start, or a receiver.
 struct Access {

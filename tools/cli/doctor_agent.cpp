@@ -1,4 +1,6 @@
 // An agent that runs, asked as a receiver and a monitor ask it.
+#include <algorithm>
+
 #include "format/wire.hpp"
 #include "net/auth.hpp"
 #include "net/endpoint.hpp"
@@ -108,7 +110,7 @@ std::vector<Finding> check_agent(const AgentToAsk& agent) {
   if (!agent.from.empty()) {
     if (const auto peer = peer_of(agent)) {
       check_conversation(agent, *peer, findings);
-    } else if (findings.empty() || findings.back().state != Finding::State::error) {
+    } else if (std::ranges::none_of(findings, is_error)) {
       findings.push_back(bad("agent", peer.error(), "--from HOST:PORT"));
     }  // else: a file that is named above stands in the way
   }
