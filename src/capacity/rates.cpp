@@ -46,6 +46,7 @@ Status add_full(Rates& rates, const Line& line) {
   const double cores = std::min(threads, 2 * streams);
   rates.send_s = cores / (plain_gbps * 1e9) / 2;
   rates.receive_s = std::max(rates.send_s, cores / (pull_gbps * 1e9) - rates.send_s);
+  std::erase(rates.assumed, line.name());
   return {};
 }
 
@@ -56,10 +57,11 @@ Status add_relay(Rates& rates, const Line& line) {
   DS_ASSIGN(const double diff_s, line.number("node_diff_s"));
   rates.relay_commit_s = commit_s * threads / bytes;
   rates.relay_diff_s = diff_s * threads / bytes;
+  std::erase(rates.assumed, line.name());
   return {};
 }
 
-/// A large run says what each kind of work costs, a small one what a version costs at least.
+/// A large run says what each kind of work costs, a small one only what a version costs at least.
 Status add_e2e(Rates& rates, const Line& line) {
   DS_ASSIGN(const double gib, line.number("model_gib"));
   if (gib <= kSmallGib) {
@@ -80,6 +82,7 @@ Status add_e2e(Rates& rates, const Line& line) {
   rates.verify_s = pull_s * threads / changes;
   rates.commit_s = commit_s * threads / changes;
   rates.bits_per_change = 8 * wire_bytes / changes;
+  std::erase(rates.assumed, line.name());
   return {};
 }
 
@@ -122,7 +125,6 @@ Status add_benchmarks(Rates& rates, std::string_view text, std::string_view name
         std::find_if(std::begin(kCases), std::end(kCases), [&](const Case& each) { return each.name == found.name(); });
     if (known == std::end(kCases)) continue;
     DS_TRY(known->add(rates, found));
-    std::erase(rates.assumed, known->name);
     any = true;
   }
   if (any) return {};

@@ -21,8 +21,11 @@ TEST(Rates, OfBenchmarks) {
 )",
                              "b.json"));
   EXPECT_THAT(rates.assumed, ElementsAre("e2e", "relay"));
-  EXPECT_DOUBLE_EQ(rates.send_s, 1e-9);     // eight cores, half of them send
-  EXPECT_DOUBLE_EQ(rates.receive_s, 3e-9);  // and of 4 core-seconds for a GB the rest
+  ASSERT_TRUE(add_benchmarks(rates, R"({"case": "e2e", "model_gib": 0.001, "total_s": 0.004})", "b.json"));
+  EXPECT_EQ(rates.pull_s, 0.004);
+  EXPECT_THAT(rates.assumed, ElementsAre("e2e", "relay"));  // what each kind of work costs
+  EXPECT_DOUBLE_EQ(rates.send_s, 1e-9);                     // eight cores, half of them send
+  EXPECT_DOUBLE_EQ(rates.receive_s, 3e-9);                  // and of 4 core-seconds for a GB the rest
   ASSERT_TRUE(
       add_benchmarks(rates,
                      "{\"case\": \"e2e\", \"model_gib\": 2, \"threads\": 4, \"density\": 0.01, \"offload_s\": 0.5, "
