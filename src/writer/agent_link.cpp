@@ -95,28 +95,38 @@ Status AgentLink::register_plan(std::span<const TensorSlice> plan, Deadline dead
   return send_plan(plan, false, deadline);
 }
 
+/// An agent bounds each wait: while the caller has more time than that, it is asked again.
+template <class Message, class Receive>
+auto AgentLink::ask(Message& message, Deadline deadline, Receive&& receive) -> decltype(receive(std::uint64_t{})) {
+  for (;;) {
+    message.deadline_ms = to_ms(deadline);
+    const Deadline asked = Deadline::after(std::chrono::milliseconds(message.deadline_ms));
+    const std::uint64_t request = ++request_;
+    DS_TRY(socket_.send(request, message, deadline));
+    auto answer = receive(request);
+    if (answer || answer.error().code() != Errc::timed_out || asked.passed()) return answer;
+  }
+}
+
 Status AgentLink::send_plan(std::span<const TensorSlice> plan, bool agreed, Deadline deadline) {
   wire::TrainerPlan message;
   message.agreed = agreed ? 1 : 0;
-  message.deadline_ms = to_ms(deadline);
   message.rects.reserve(plan.size());
   for (const TensorSlice& s : plan) {
     message.rects.push_back({s.tensor, s.rect.row, s.rect.col, s.rect.rows, s.rect.cols});
   }
-  const std::uint64_t request = ++request_;
-  DS_TRY(socket_.send(request, message, deadline));
-  auto ok = socket_.recv_answer(request, wire::Type::trainer_plan_ok, deadline);
-  if (!ok) return std::move(ok).error();
-  return {};
+  return ask(message, deadline, [&](std::uint64_t request) -> Status {
+    auto ok = socket_.recv_answer(request, wire::Type::trainer_plan_ok, deadline);
+    if (!ok) return std::move(ok).error();
+    return {};
+  });
 }
 
 Result<wire::TrainerReady> AgentLink::wait_ready(const VersionId& version, Deadline deadline) {
   wire::TrainerWait message;
   message.version = version;
-  message.deadline_ms = to_ms(deadline);
-  const std::uint64_t request = ++request_;
-  DS_TRY(socket_.send(request, message, deadline));
-  return socket_.recv_as<wire::TrainerReady>(request, deadline);
+  return ask(message, deadline,
+             [&](std::uint64_t request) { return socket_.recv_as<wire::TrainerReady>(request, deadline); });
 }
 
 }  // namespace deltasync

@@ -60,6 +60,8 @@ class AgentLink {
   Result<wire::TrainerReady> wait_ready(const VersionId& version, Deadline deadline);
 
  private:
+  template <class Message, class Receive>
+  auto ask(Message& message, Deadline deadline, Receive&& receive) -> decltype(receive(std::uint64_t{}));
   Status send_plan(std::span<const TensorSlice> plan, bool agreed, Deadline deadline);
 
   const ForkGuard fork_guard_;

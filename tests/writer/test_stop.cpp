@@ -1,4 +1,5 @@
-// A stop ends what waits, at once, as its deadline would later; and what comes after it finds everything in order.
+// A stop ends what waits, at once, as its deadline would later; and what comes after it finds everything in order. The
+// agent's own bound ends nothing.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
@@ -139,6 +140,34 @@ TEST_F(WriterStop, AStopEndsWhatWaitsForOtherWriters) {
   }
   EXPECT_TRUE(*other) << other->error().to_string();
   expect_served(*both[0], 1);
+}
+
+TEST_F(WriterStop, TheAgentsBoundOfAWaitIsNotTheCallers) {
+  agent_.reset();
+  agent::TrainerServerOptions options;
+  options.wait_limit = std::chrono::milliseconds(50);
+  agent_ = std::make_unique<MiniAgent>(dir_.path(), options);
+  const auto later = [&options](const std::function<void()>& act) {
+    return std::jthread([&options, act] {
+      std::this_thread::sleep_for(4 * options.wait_limit);
+      act();
+    });
+  };
+  auto writer = attach();
+  agent_->busy = true;
+  publish(*writer, 1);
+  {
+    const auto serves = later([&] { agent_->busy = false; });
+    const Status ready = writer->wait_ready({7, 1});
+    EXPECT_TRUE(ready) << ready.error().to_string();
+  }
+  writer.reset();
+
+  const auto first = attach(0, 2);
+  const auto second = attach(1, 2);
+  const auto registers = later([&] { EXPECT_TRUE(second->register_plan(share(*model_.layout, 1, 2), soon())); });
+  const Status registered = first->register_plan(share(*model_.layout, 0, 2));
+  EXPECT_TRUE(registered) << registered.error().to_string();
 }
 
 }  // namespace
