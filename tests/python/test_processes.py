@@ -258,6 +258,27 @@ def test_process_ends_with_an_open_receiver(segment_name: str, wait: str) -> Non
         assert (out, err) == ("", "")
 
 
+#: Ends while threads that it does not wait for come back into Python.
+POLLS = """
+import sys, threading, time, deltasync
+receiver = deltasync.Receiver(sys.argv[1])
+def poll():
+    while True:
+        receiver.lag()
+for _ in range(4):
+    threading.Thread(target=poll, daemon=True).start()
+time.sleep(0.3)
+"""
+
+
+def test_process_ends_while_daemon_threads_call(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        ended = script(POLLS, manager.endpoint)
+        _, err = ended.communicate(timeout=LIMIT_S)
+        assert ended.returncode == 0, err
+
+
 def test_close_ends_though_an_interrupt_kept_the_lock(segment_name: str) -> None:
     """A Ctrl-C between a lock and the try that gives it back cannot be sent on purpose: what it leaves can."""
     with deltasync.WeightManager(weights(), name=segment_name) as manager:

@@ -1,5 +1,8 @@
 #include "python/bindings/calls.hpp"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -125,6 +128,14 @@ CallOptions options_after(double timeout, const char* what) {
 
 void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void detail::retake_gil(PyThreadState* state) noexcept {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (const abi::__forced_unwind&) {  // Python's pthread_exit(); from 3.14 on it stays inside by itself
+    for (;;) ::pause();
+  }
 }
 
 void detail::run_stoppable(const std::function<void()>& call, std::stop_source& stop) {

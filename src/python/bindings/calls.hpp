@@ -40,10 +40,27 @@ std::chrono::nanoseconds limit_of(double timeout, const char* what = "timeout");
 /// Until `timeout` seconds from now; `what` is named where it is no such number.
 CallOptions options_after(double timeout, const char* what = "timeout");
 
+namespace detail {
+/// Takes the GIL again. A daemon thread that comes back after Python has ended stays inside, since Python would unwind
+/// it through frames that let nothing through.
+void retake_gil(PyThreadState* state) noexcept;
+
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { retake_gil(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+}  // namespace detail
+
 /// Without the GIL. `call` touches no Python object.
 template <class F>
 auto released(F&& call) {
-  const nb::gil_scoped_release release;
+  const detail::WithoutGil released;
   return std::forward<F>(call)();
 }
 
