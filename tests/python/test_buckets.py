@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 import torch
 from deltasync import BucketSender, Receiver, buckets
-from deltasync.errors import Aborted, CoverageError, InvalidArgument, LayoutMismatch, NotFound, UnmatchedWeights
+from deltasync.errors import (
+    Aborted,
+    CoverageError,
+    InvalidArgument,
+    LayoutMismatch,
+    NotFound,
+    UnmatchedWeights,
+)
 
 #: No wait of a test that passes comes near it.
 LIMIT_S = 60.0
@@ -125,6 +132,26 @@ def test_two_ranks_send_a_plan_of_fused_and_sliced_memory(path: str) -> None:
             receiver.update(7)
     assert first.error is None and second.error is None
     assert torch.equal(fused, torch.cat([tensors["q"][32:], tensors["k"][32:]]))
+
+
+def test_a_failed_version_does_not_end_the_background(path: str) -> None:
+    tensors = {"a": torch.zeros(4)}
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.zeros(4)
+        raise RuntimeError("the trainer's own")
+
+    def play(sender: BucketSender) -> None:
+        for number in (1, 4):
+            sender.send(tensors, number)
+            with pytest.raises(RuntimeError):
+                sender.send(broken(), number + 1)
+        sender.send(tensors, 7)
+
+    with Trainer(path, tensors, play) as trainer:
+        with Receiver(f"bucket:{path}", background=True, timeout=LIMIT_S) as receiver:
+            assert [receiver.commit().version.number for _ in range(3)] == [1, 4, 7]
+    assert trainer.error is None
 
 
 def test_a_generator_may_make_the_next_tensor_in_the_memory_of_the_one_before(path: str) -> None:

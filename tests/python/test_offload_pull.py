@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import deltasync
 import numpy as np
@@ -141,6 +142,52 @@ def test_background_pull_has_the_version_staged(segment_name: str) -> None:
             step(model, 6)
             manager.offload()
             assert receiver.commit().version.number == 3
+
+
+class FailsFirst:
+    """A native receiver whose pulls raise these first."""
+
+    def __init__(self, native: Any, failures: list[errors.Error]) -> None:
+        self._native, self._failures = native, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def pull(self, *asked: Any) -> Any:
+        if self._failures:
+            raise self._failures.pop(0)
+        return self._native.pull(*asked)
+
+
+def test_background_pull_goes_on_after_whatever_failed(segment_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By itself if that may pass; else the next commit() says it, and begins again."""
+    may_pass: tuple[type[errors.Error], ...] = (errors.Aborted, errors.CoverageError, errors.IoError)
+    may_pass = (*may_pass, errors.Unauthenticated, errors.VersionGone, errors.ConnectionFailed)
+    final = (errors.VersionConflict, errors.LayoutMismatch, errors.InternalError)
+    with deltasync.WeightManager(small_model(), name=segment_name) as manager:
+        manager.offload()
+        for number, code in enumerate((*may_pass, *final), 1):
+            with deltasync.Receiver(manager.endpoint, timeout=30) as receiver:
+                pulls = receiver._pulls
+                pulls._bound.native = FailsFirst(pulls._bound.native, [code(f"failure {number}")])
+                pulls.background = True
+                pulls.begin_next()
+                if code in final:
+                    with pytest.raises(code, match=f"failure {number}"):
+                        receiver.commit()
+                assert receiver.commit().version.number == 1
+            assert (f"failure {number}" in caplog.text) == (code in may_pass)
+
+
+def test_background_pull_goes_on_after_an_update_that_failed(segment_name: str) -> None:
+    with deltasync.WeightManager(small_model(), name=segment_name) as manager:
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, background=True, timeout=30) as receiver:
+            receiver.commit()
+            with pytest.raises(errors.DeadlinePassed):
+                receiver.update(9, timeout=0.2)
+            manager.offload()
+            assert receiver.commit().version.number == 2
 
 
 def test_generator_of_numpy_and_torch_with_every_dtype(segment_name: str) -> None:

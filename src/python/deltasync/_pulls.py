@@ -21,20 +21,19 @@ from ._tries import Tries
 from ._versions import Asked, asked_version
 from .errors import (
     Cancelled,
-    ConnectionFailed,
-    CorruptData,
     DeadlinePassed,
+    Error,
+    InternalError,
     InvalidArgument,
-    LeaseRevoked,
-    NoSpace,
-    PeerDied,
+    LayoutMismatch,
+    VersionConflict,
 )
 from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport
 
 _log = logging.getLogger("deltasync.rollout")
 
-#: A background pull that failed by these tries again, after a pause that doubles.
-_MAY_PASS = (ConnectionFailed, CorruptData, DeadlinePassed, LeaseRevoked, NoSpace, PeerDied)
+#: A background pull that failed tries again, after a pause that doubles; but these the next commit() is to tell.
+_FINAL = (Cancelled, InternalError, InvalidArgument, LayoutMismatch, VersionConflict)
 #: Between two looks of who waits for a pull that is paused.
 PAUSE_LOOK_S = 0.01
 #: Between two tries of a pull.
@@ -223,8 +222,8 @@ class Pulls:
                     self._update = prepared, staged
                     self._tries.succeeded()
                     return dict(staged.report)
-            except _MAY_PASS as error:
-                if not prepared._newer or prepared._stop.stop_requested:
+            except Error as error:
+                if isinstance(error, _FINAL) or not prepared._newer or prepared._stop.stop_requested:
                     raise
                 pause = self._tries.failed(error)
             prepared._cancelled.wait(pause)
@@ -260,6 +259,11 @@ class Pulls:
             except Cancelled:
                 if prepared._paused_for is None:
                     raise
+            except Error:
+                if self.background and self.staged is prepared and prepared.failed:  # it is told, and over
+                    self.staged = None
+                    self.begin_next_if_idle()
+                raise
             while (follower := self.after_pause(prepared)) is None:
                 if left(end) == 0:
                     raise DeadlinePassed(f"version {prepared.asked or 'newest'}: its pull is paused for another call")

@@ -54,8 +54,8 @@ class Receiver:
     connections are encrypted, and the agent proves by its certificate who it is.
 
     ``background``: a thread pulls every newer version from the start, verified and staged, so that :meth:`commit` has
-    it at once; failures that may pass are logged, and it tries again. Without it a pull begins with :meth:`prepare` or
-    :meth:`update`.
+    it at once; failures that may pass are logged, and it tries again. Others the next :meth:`commit` raises, and then
+    it goes on. Without it a pull begins with :meth:`prepare` or :meth:`update`.
 
     ``full_update_policy``: what to do when a version has to come whole while one is live: ``stage`` keeps the live one
     until the commit, and needs host memory for a second; ``in_place`` overwrites it, and ``version`` is None until the
