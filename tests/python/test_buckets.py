@@ -18,6 +18,7 @@ from deltasync import BucketSender, Receiver, buckets
 from deltasync.errors import (
     Aborted,
     CoverageError,
+    DeadlinePassed,
     InvalidArgument,
     LayoutMismatch,
     NotFound,
@@ -132,6 +133,33 @@ def test_two_ranks_send_a_plan_of_fused_and_sliced_memory(path: str) -> None:
             receiver.update(7)
     assert first.error is None and second.error is None
     assert torch.equal(fused, torch.cat([tensors["q"][32:], tensors["k"][32:]]))
+
+
+def test_ranks_count_the_calls_that_fail_before_they_offer_anything(path: str) -> None:
+    tensors = {"a": torch.zeros(4), "b": torch.ones(4)}
+    given_up = threading.Event()
+
+    def late(sender: BucketSender) -> None:
+        with pytest.raises(DeadlinePassed):
+            sender.send(tensors, timeout=0.1)
+        given_up.set()
+        sender.send(tensors)
+
+    def wrong(sender: BucketSender) -> None:
+        with pytest.raises(InvalidArgument, match="neither a module"):
+            sender.send(5)
+        assert given_up.wait(LIMIT_S)
+        sender.send(tensors)
+
+    epoch = deltasync.make_epoch()
+
+    def rank(number: int, play: Callable[[BucketSender], None]) -> Trainer:
+        return Trainer(path, tensors, play, rank=number, ranks=2, tensors=["ab"[number]], epoch=epoch)
+
+    with rank(0, late) as first, rank(1, wrong) as second:
+        with Receiver(f"bucket:{path}", timeout=LIMIT_S) as receiver:
+            receiver.update(2)
+    assert first.error is None and second.error is None
 
 
 def test_a_failed_version_does_not_end_the_background(path: str) -> None:

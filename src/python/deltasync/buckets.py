@@ -89,12 +89,9 @@ class BucketSender:
         native = self._native
         if native is None:
             raise InvalidArgument("send: this sender is closed")
-        if isinstance(version, Version) and label:
-            raise InvalidArgument("send: label= with a Version, which has its own; give one of them")
+        wanted = self._version(version, label)
         end = end_of("send", timeout, self.timeout)
-        wanted = version if isinstance(version, Version) else Version(self.epoch, self._number_of(version), label)
         source = TensorSource(tensors)
-        self._number = wanted.number
         native.begin(wanted, left(end))
         try:
             for item in source.items:
@@ -118,8 +115,15 @@ class BucketSender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _number_of(self, version: int | None) -> int:
-        return self._number + 1 if version is None else version_number("send", version)
+    def _version(self, version: int | Version | None, label: str) -> Version:
+        """Calls that fail count, whatever fails: the ranks' next ones must mean one version again."""
+        if isinstance(version, Version):
+            self._number = version.number
+            if label:
+                raise InvalidArgument("send: label= with a Version, which has its own; give one of them")
+            return version
+        self._number = self._number + 1 if version is None else version_number("send", version)
+        return Version(self.epoch, self._number, _checks.text("send: label", label))
 
     def _index_of(self, name: str) -> int:
         index = self._index.get(name)
