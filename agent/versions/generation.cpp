@@ -8,6 +8,7 @@
 
 #include "deltasync/layout.hpp"
 #include "format/packed_layout.hpp"
+#include "shm/boot.hpp"
 
 namespace deltasync::agent {
 namespace {
@@ -48,6 +49,11 @@ Result<std::unique_ptr<Generation>> Generation::create(const shm::SegmentPath& p
 Result<std::unique_ptr<Generation>> Generation::adopt(const shm::SegmentPath& path, std::uint64_t number) {
   const std::string what = "segment " + path.name;
   DS_ASSIGN(auto segment, shm::Segment::attach(path).with_context(what));
+  if (!shm::is_of_this_boot(segment->file())) {
+    return Error(Errc::corrupt, what +
+                                    ": it is on a disk, and not known to be of this boot of the machine: pages that "
+                                    "had not been written back may be lost");
+  }
   DS_ASSIGN(LayoutPtr layout, Layout::decode(segment->layout_encoded()).with_context(what));
   if (layout->half_bytes() > segment->half_bytes()) {
     return Error(Errc::corrupt, what + ": the layout needs " + std::to_string(layout->half_bytes()) +

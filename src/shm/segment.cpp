@@ -18,6 +18,7 @@
 #include "base/fork_guard.hpp"
 #include "base/hash.hpp"
 #include "base/user.hpp"
+#include "shm/boot.hpp"
 #include "shm/huge_pages.hpp"
 #include "shm/side_files.hpp"
 #include "shm/space.hpp"
@@ -167,6 +168,7 @@ Result<std::unique_ptr<Segment>> Segment::create(const SegmentPath& path, std::u
   UnlinkOnFailure guard(file_of(path));
   // The mode given at creation passes through the umask, which may take more away but must not.
   if (::fchmod(fd.get(), 0600) != 0) return Error::from_errno("chmod " + file_of(path).string(), errno);
+  mark_boot(fd.get());
   // Mapped, but not touched before every page is there.
   DS_ASSIGN(auto region, map(fd.get(), path, plan->segment_bytes));
   advise(region);

@@ -1,4 +1,8 @@
 // The names of an agent's files: those that it removes are its own.
+#include <linux/magic.h>
+#include <sys/statfs.h>
+#include <sys/xattr.h>
+
 #include <filesystem>
 
 #include "shm/side_files.hpp"
@@ -44,6 +48,66 @@ TEST_F(Names, AStartRemovesKeptDeltasWithoutASegment) {
   start_agent();
   EXPECT_FALSE(there("test.g7.d1") || there("test.g7.d22"));
   EXPECT_TRUE(there("test.g7.dx") && there("other.g7.d1"));
+}
+
+// ---- after a boot of the machine: on a disk, pages of the served version may never have been written back ----------
+
+class Boots : public Names {
+ protected:
+  bool in_memory(const fs::path& dir) const {
+    struct statfs kind {};
+    return ::statfs(dir.c_str(), &kind) == 0 && kind.f_type == TMPFS_MAGIC;
+  }
+  /// An agent serves a version and ends; `then` happens to the segment, and the next agent starts.
+  template <class F>
+  void restart(const F& then) {
+    start_agent();
+    next_version();
+    writer_.reset();
+    stop_agent();
+    then((options_.core.shm_dir / "test.g1").string());
+    start_agent();
+  }
+  void expect_served() {
+    EXPECT_TRUE(eventually([&] { return served() != nullptr; }));
+  }
+  void expect_not_served() {
+    EXPECT_TRUE(agent_->core().versions().generations().empty());
+    EXPECT_FALSE(there("test.g1"));
+    next_version();
+    EXPECT_TRUE(there("test.g2"));
+    EXPECT_EQ(served()->version.id.number, 2u);
+  }
+  static void mark(const std::string& file, const std::string& boot) {
+    ASSERT_EQ(::setxattr(file.c_str(), "user.deltasync.boot_id", boot.data(), boot.size(), 0), 0);
+  }
+};
+
+TEST_F(Boots, ASegmentOfThisBootIsServedAgain) {
+  restart([](const std::string&) {});
+  expect_served();
+}
+
+TEST_F(Boots, ASegmentOfAnotherBootIsNot) {
+  if (in_memory(dir_.path())) GTEST_SKIP() << dir_.path() << " is in memory";
+  restart([](const std::string& file) { mark(file, "0e8ac3f0-5b0b-4b4b-9f0e-000000000000\n"); });
+  expect_not_served();
+}
+
+/// Of an earlier release, or where the file system keeps no attributes.
+TEST_F(Boots, ASegmentOfWhoKnowsWhichBootIsNot) {
+  if (in_memory(dir_.path())) GTEST_SKIP() << dir_.path() << " is in memory";
+  restart([](const std::string& file) { ASSERT_EQ(::removexattr(file.c_str(), "user.deltasync.boot_id"), 0); });
+  expect_not_served();
+}
+
+TEST_F(Boots, WhatLivesInMemoryIsOfThisBootWhateverItSays) {
+  if (!in_memory("/dev/shm")) GTEST_SKIP() << "/dev/shm is not in memory";
+  const test::TempDir memory("/dev/shm");
+  options_.core.shm_dir = memory.path();
+  restart([](const std::string& file) { ::removexattr(file.c_str(), "user.deltasync.boot_id"); });
+  expect_served();
+  stop_agent();
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ if [[ ! -x $new/bin/deltasync || ! -x $new/bin/deltasync-agent ]]; then
 fi
 
 work=$(mktemp -d)
+shm=$(mktemp -d -p /dev/shm) # on a disk an agent takes over only what this boot is known to have made
 agent=
 follower=
 socket=$work/agent.sock
@@ -44,7 +45,7 @@ clean() {
     kill -KILL "$pid" 2>/dev/null || true
     wait "$pid" 2>/dev/null || true
   done
-  rm -rf "$work"
+  rm -rf "$work" "$shm"
   exit "$status"
 }
 trap clean EXIT
@@ -83,7 +84,7 @@ PYTHON
 # start_agent RELEASE [PORT]: and waits until it is ready; its port is then $port.
 start_agent() {
   rm -f "$work/ready"
-  "$1/bin/deltasync-agent" --name upgrade --shm-dir "$work" --socket "$socket" --listen "127.0.0.1:${2:-0}" --http off \
+  "$1/bin/deltasync-agent" --name upgrade --shm-dir "$shm" --socket "$socket" --listen "127.0.0.1:${2:-0}" --http off \
     --token-file "$work/token" --ready-file "$work/ready" >>"$work/agent.log" 2>&1 &
   agent=$!
   for _ in $(seq 600); do
@@ -132,7 +133,7 @@ await() {
   fail "the follower never got v$1"
 }
 
-fresh() { rm -rf "$work/out" "$work"/upgrade.*; }
+fresh() { rm -rf "$work/out" "$shm"/upgrade.*; }
 
 # one_side AGENT TRAINER RECEIVER NAME: each of a release.
 one_side() {
