@@ -61,6 +61,7 @@ std::string_view to_string(Type type) noexcept {
     case Type::bucket_begin: return "bucket_begin";
     case Type::bucket_chunk: return "bucket_chunk";
     case Type::bucket_finish: return "bucket_finish";
+    case Type::trainer_arrival: return "trainer_arrival";
   }
   return {};
 }
@@ -120,6 +121,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::layout:
     case Type::bucket_hello:
     case Type::trainer_hello: return kLayoutBytesMax;
+    case Type::trainer_arrival:
     case Type::digests: return kDigestsBytesMax;
     case Type::extent: return kExtentBytesMax;
     case Type::frame: return kFrameBytesMax;

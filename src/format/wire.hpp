@@ -86,6 +86,7 @@ enum class Type : std::uint16_t {
   bucket_begin = 51,
   bucket_chunk = 52,
   bucket_finish = 53,
+  trainer_arrival = 54,  ///< (5) the writer is a relay: what comes to it, with a descriptor of where; no reply
   // 60 to 63 are reserved: an earlier commit over ranks had them
 };
 
@@ -217,6 +218,8 @@ struct PlanRequest {
   Digest128 subscription;
   std::uint8_t compact = 0;  ///< the delta may come in exponent classes (rice_class): the link is slow
   std::uint64_t epoch = 0;   ///< WantKind::number: of this one; 0: of the newest
+  /// (5) A version that is still arriving at the agent will do. Only there if it is 1, here and in the reply.
+  std::uint8_t arriving = 0;
   std::vector<std::byte> encode() const;
   static Result<PlanRequest> decode(ByteSpan payload);
 };
@@ -242,6 +245,7 @@ struct PlanReply {
   std::uint64_t full_bytes = 0;    ///< that a full transfer moves: of the half, or of the subscribed tiles
   std::vector<DeltaStep> steps;    ///< oldest first; for delta, and for full with PlanRequest::partial
   std::uint32_t pack_threads = 0;  ///< that pack tiles (RawForm::packed), at low priority; 0: none, or no full plan
+  std::uint8_t arriving = 0;       ///< (5) full: it still arrives at the agent, and its tiles wait for that
   std::vector<std::byte> encode() const;
   static Result<PlanReply> decode(ByteSpan payload);
 };

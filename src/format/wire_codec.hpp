@@ -34,6 +34,11 @@ class Decoder {
     return value <= max ? value : reject(field, std::to_string(value));
   }
   std::uint8_t flag(const char* field) { return get_at_most<std::uint8_t>(1, field); }
+  /// At the end of a message: there if it is 1.
+  std::uint8_t flag_if_set(const char* field) {
+    if (in_.failed() || in_.remaining() == 0) return 0;
+    return flag(field) == 1 ? std::uint8_t{1} : reject(field, "0, which is not written");
+  }
   std::uint64_t varint() { return in_.get_varint(); }
   template <class E>
   E enumerator(E first, E last, const char* field) {
@@ -106,6 +111,10 @@ class Decoder {
 
 inline void put_digest(ByteWriter& out, const Digest128& digest) {
   out.append(bytes_of(digest.bytes));
+}
+
+inline void put_if_set(ByteWriter& out, std::uint8_t flag) {
+  if (flag != 0) out.put(flag);
 }
 
 inline void put_version_id(ByteWriter& out, const VersionId& id) {

@@ -30,6 +30,7 @@ std::vector<std::byte> PlanRequest::encode() const {
   put_digest(out, subscription);
   out.put(compact);
   out.put(epoch);
+  put_if_set(out, arriving);
   return bytes;
 }
 Result<PlanRequest> PlanRequest::decode(ByteSpan payload) {
@@ -47,6 +48,7 @@ Result<PlanRequest> PlanRequest::decode(ByteSpan payload) {
   m.subscription = in.digest();
   m.compact = in.flag("compact");
   m.epoch = in.get<std::uint64_t>();
+  m.arriving = in.flag_if_set("arriving");
   return in.finish(std::move(m));
 }
 
@@ -68,6 +70,7 @@ std::vector<std::byte> PlanReply::encode() const {
     out.put(step.frame_bytes);
     out.put(step.changed);
   }
+  put_if_set(out, arriving);
   return bytes;
 }
 Result<PlanReply> PlanReply::decode(ByteSpan payload) {
@@ -90,6 +93,7 @@ Result<PlanReply> PlanReply::decode(ByteSpan payload) {
     step.changed = in.get<std::uint64_t>();
     m.steps.push_back(step);
   }
+  m.arriving = in.flag_if_set("arriving");
   return in.finish(std::move(m));
 }
 

@@ -81,6 +81,18 @@ struct TrainerParents : Parents {
   static Result<TrainerParents> decode(ByteSpan payload);
 };
 
+/// Said by a relay to the agent that it writes to, with a descriptor of the memory (shm/arriving_memory.hpp) where this
+/// version comes together; or that none does any more. No reply.
+struct TrainerArrival {
+  static constexpr Type kType = Type::trainer_arrival;
+  Digest128 layout;
+  Version version;  ///< epoch 0: none, and the rest is empty
+  Digest128 root;
+  std::vector<std::uint64_t> digests;  ///< of all tiles, in order
+  std::vector<std::byte> encode() const;
+  static Result<TrainerArrival> decode(ByteSpan payload);
+};
+
 inline constexpr std::uint64_t kElsewhereMax = 64;  ///< a count
 /// Agents that serve the same versions: in place of a plan_reply. The receiver asks the first that it can reach.
 struct Elsewhere {

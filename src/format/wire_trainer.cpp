@@ -1,5 +1,6 @@
 // The conversation of a trainer's process with the agent.
 #include "format/wire_codec.hpp"
+#include "format/wire_report.hpp"
 
 namespace deltasync::wire {
 
@@ -137,6 +138,30 @@ Result<TrainerReady> TrainerReady::decode(ByteSpan payload) {
   m.changed = in.get<std::uint64_t>();
   m.encode_us = in.get<std::uint64_t>();
   return in.finish(m);
+}
+
+std::vector<std::byte> TrainerArrival::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  put_digest(out, layout);
+  put_version(out, version);
+  put_digest(out, root);
+  out.put<std::uint64_t>(digests.size());
+  for (const std::uint64_t digest : digests) out.put(digest);
+  return bytes;
+}
+Result<TrainerArrival> TrainerArrival::decode(ByteSpan payload) {
+  Decoder in(payload, "trainer_arrival");
+  TrainerArrival m;
+  m.layout = in.digest();
+  m.version = in.version();
+  m.root = in.digest();
+  const auto count = in.get<std::uint64_t>();
+  if (count > in.in().remaining() / sizeof(std::uint64_t)) in.reject("tile count", std::to_string(count));
+  if (!m.version.id.valid() && count != 0) in.reject("tile count", std::to_string(count) + " of no version");
+  if (!in.in().failed()) m.digests.reserve(static_cast<std::size_t>(count));
+  for (std::uint64_t i = 0; i < count && !in.in().failed(); ++i) m.digests.push_back(in.get<std::uint64_t>());
+  return in.finish(std::move(m));
 }
 
 }  // namespace deltasync::wire

@@ -52,6 +52,11 @@ ChannelStream::ChannelStream(Socket socket)
   socket_.native_non_blocking(true, ignored);
 }
 
+void ChannelStream::accept_files() {
+  file_ = std::make_unique<UniqueFd>();
+  channel_ = plain_channel(socket_.native_handle(), file_.get());
+}
+
 void ChannelStream::arm(Deadline deadline) {
   deadline_ = deadline.at();
   armed_ = true;

@@ -57,6 +57,10 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   /// Closes: what is waited for and all that is tried later fails.
   void shut();
 
+  /// From now on a descriptor that the peer of a Unix socket sends along is kept, the last of several. Before secure().
+  void accept_files();
+  UniqueFd take_file() noexcept { return file_ ? std::move(*file_) : UniqueFd(); }
+
   Channel& channel() noexcept { return *channel_; }
   int fd() { return socket_.native_handle(); }  ///< none of any file once it is closed
   boost::asio::any_io_executor executor() { return socket_.get_executor(); }
@@ -76,6 +80,7 @@ class ChannelStream : public std::enable_shared_from_this<ChannelStream> {
   Error error_from(const boost::system::error_code& ec, const char* what) const;
 
   Socket socket_;
+  std::unique_ptr<UniqueFd> file_;               // set: one may come along; what came and was not taken
   std::unique_ptr<Channel> channel_;             // over the socket
   boost::asio::posix::stream_descriptor wakes_;  // a copy of what the channel waits on; closed: on the socket
   // The timer is armed lazily: while deadlines only move on, as they do from message to message, it is left alone and

@@ -44,6 +44,14 @@ int MessageStream::fd() const {
   return stream_->fd();
 }
 
+void MessageStream::accept_files() {
+  stream_->accept_files();
+}
+
+UniqueFd MessageStream::take_file() noexcept {
+  return stream_->take_file();
+}
+
 awaitable<Status> MessageStream::secure(std::unique_ptr<Channel> channel, Deadline deadline) {
   return stream_->secure(std::move(channel), deadline);
 }

@@ -73,6 +73,11 @@ class MessageStream {
   boost::asio::awaitable<Status> write_with_file(wire::Type type, std::uint64_t request, ByteSpan payload, int file,
                                                  std::chrono::nanoseconds progress_limit);
 
+  /// From now on a descriptor that the peer of a Unix socket sends along is kept; without this the kernel closes it.
+  void accept_files();
+  /// What came last and has not been taken; none if nothing came.
+  UniqueFd take_file() noexcept;
+
   /// Asked between pieces of what is sent: false = stop.
   class MaySend {
    public:

@@ -62,6 +62,7 @@ Result<Attached> AgentLink::connect(Deadline deadline) {
   if (attached) cut_ = false;
   if (!attached) socket_.close();
   if (attached && parents_) static_cast<void>(socket_.send(++request_, *parents_, deadline));
+  if (attached) say_arrival(deadline);
   return attached;
 }
 
@@ -85,6 +86,23 @@ void AgentLink::notify(const wire::TrainerNotify& offload, Deadline deadline) {
 void AgentLink::tell_parents(wire::TrainerParents parents, Deadline deadline) {
   parents_ = std::move(parents);
   if (connected()) static_cast<void>(socket_.send(++request_, *parents_, deadline));
+}
+
+void AgentLink::tell_arrival(const wire::TrainerArrival& arrival, UniqueFd memory, Deadline deadline) {
+  arrival_ = arrival.encode();
+  arrival_memory_ = std::move(memory);
+  say_arrival(deadline);
+}
+
+void AgentLink::say_arrival(Deadline deadline) {
+  if (!arrival_memory_ || !connected()) return;
+  constexpr wire::Type kType = wire::TrainerArrival::kType;
+  static_cast<void>(socket_.send_with_file(kType, ++request_, arrival_, arrival_memory_.get(), deadline));
+}
+
+void AgentLink::end_arrival(Deadline deadline) {
+  forget_arrival();
+  if (connected()) static_cast<void>(socket_.send(++request_, wire::TrainerArrival(), deadline));
 }
 
 Status AgentLink::restore_plan(std::span<const TensorSlice> plan, Deadline deadline) {

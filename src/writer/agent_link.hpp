@@ -53,6 +53,12 @@ class AgentLink {
   void notify(const wire::TrainerNotify& offload, Deadline deadline);
   /// Of a relay, now and again after each connect. Best effort.
   void tell_parents(wire::TrainerParents parents, Deadline deadline);
+  /// Of a relay: what comes to it, and where. Told again after each connect, until one of the next two. Best effort.
+  void tell_arrival(const wire::TrainerArrival& arrival, UniqueFd memory, Deadline deadline);
+  /// It does not come any more.
+  void end_arrival(Deadline deadline);
+  /// It is told to nobody else.
+  void forget_arrival() noexcept { arrival_memory_.reset(); }
   /// A plan that an agent has accepted, told to another one: answered at once, whatever the other writers do.
   Status restore_plan(std::span<const TensorSlice> plan, Deadline deadline);
   /// connection: the agent went away meanwhile; reconnect and ask again.
@@ -62,12 +68,15 @@ class AgentLink {
  private:
   template <class Message, class Receive>
   auto ask(Message& message, Deadline deadline, Receive&& receive) -> decltype(receive(std::uint64_t{}));
+  void say_arrival(Deadline deadline);
   Status send_plan(std::span<const TensorSlice> plan, bool agreed, Deadline deadline);
 
   const ForkGuard fork_guard_;
   const std::string socket_path_;
   const std::vector<std::byte> hello_;  ///< encoded: it holds the layout and is the same each time
   std::optional<wire::TrainerParents> parents_;
+  std::vector<std::byte> arrival_;  ///< encoded: it holds digests
+  UniqueFd arrival_memory_;         ///< of it; none: nothing comes
   net::MessageSocket socket_;
   std::stop_token stop_;
   bool cut_ = false;  ///< a stop closed the connection, of which the agent still expects the goodbye

@@ -47,6 +47,13 @@ Status hand_over_delta(const Writer& writer, std::span<const ByteSpan> pieces);
 /// The version comes to nothing.
 void withdraw_delta(const Writer& writer) noexcept;
 
+/// What comes to the relay, and the memory where; an agent that is started again hears it too. Best effort.
+void tell_arrival(Writer& writer, const wire::TrainerArrival& arrival, int memory);
+/// None comes any more. Not told where the agent hears so by the version itself.
+void end_arrival(Writer& writer, bool tell) noexcept;
+/// While no fill is open: connects if the agent was started again, which takes a moment at most.
+void look_for_agent(Writer& writer);
+
 /// A random number of the agent process that the writer connected to last: it tells two agents apart.
 std::uint64_t agent_instance(const Writer& writer);
 /// Tells it where the versions come from, and the one that takes its place. Best effort, for a moment at most.

@@ -63,6 +63,10 @@ class WriterSession final : public Writer {
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
   std::uint64_t agent_instance() const { return agent_instance_; }
   void tell_parents(wire::TrainerParents parents);
+  void tell_arrival(const wire::TrainerArrival& arrival, int memory);
+  void end_arrival(bool tell) noexcept;
+  /// An agent that was started again hears what the one before knew.
+  void look_for_agent();
   std::optional<HeldVersion> held() const;
   std::optional<FillOfHalf> open_fill() const;
   Status change_fill(const std::function<Status(std::span<std::byte> half)>& change);

@@ -1,4 +1,5 @@
 // One version: begin, write, commit or abort.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@ namespace deltasync {
 namespace {
 
 constexpr auto kNotifyLimit = std::chrono::milliseconds(100);
+constexpr auto kArrivalLimit = std::chrono::seconds(2);  ///< to take the digests of a large model
 constexpr auto kAbortSettleLimit = std::chrono::seconds(1);
 constexpr std::uint64_t kGroupElementsMax = 32u << 20;  ///< of small slices in one copy bracket: an abort waits for it
 constexpr std::size_t kGroupSlicesMax = 1u << 16;
@@ -336,6 +338,35 @@ std::uint64_t agent_instance(const Writer& writer) {
 
 void tell_parents(Writer& writer, wire::Parents parents) {
   if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->tell_parents({std::move(parents)});
+}
+
+void WriterSession::tell_arrival(const wire::TrainerArrival& arrival, int memory) {
+  UniqueFd copy(::fcntl(memory, F_DUPFD_CLOEXEC, 0));
+  if (copy) link_.tell_arrival(arrival, std::move(copy), Deadline::after(kArrivalLimit));
+}
+
+void WriterSession::end_arrival(bool tell) noexcept {
+  if (tell && fork_guard_.same_process()) {
+    link_.end_arrival(Deadline::after(kNotifyLimit));
+  } else {
+    link_.forget_arrival();
+  }
+}
+
+void WriterSession::look_for_agent() {
+  if (!fill_) static_cast<void>(greet(Deadline::after(kArrivalLimit)));
+}
+
+void tell_arrival(Writer& writer, const wire::TrainerArrival& arrival, int memory) {
+  if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->tell_arrival(arrival, memory);
+}
+
+void end_arrival(Writer& writer, bool tell) noexcept {
+  if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->end_arrival(tell);
+}
+
+void look_for_agent(Writer& writer) {
+  if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->look_for_agent();
 }
 
 std::optional<FillOfHalf> WriterSession::open_fill() const {

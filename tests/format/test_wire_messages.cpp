@@ -94,6 +94,8 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<RelayTo>("relay_to", {{0xFEDCBA9876543210, "node7:7071"}}));
   cases.push_back(make_case<Elsewhere>("elsewhere", {{{"node1:7071", ""}}, {}}));
   cases.push_back(make_case<Parents>("parents", {{{{1, "relay1:7070"}, {0xFEDCBA9876543210, ""}}, 5}, {{}, 0}}));
+  cases.push_back(
+      make_case<TrainerArrival>("trainer_arrival", {{digest_of(1), {{5, 6}, "step"}, digest_of(2), {7, 8, 9}}, {}}));
   cases.push_back(make_case<TrainerParents>("parents", {{{{{1, "relay1:7070"}}, 7}}}));
   cases.push_back(make_case<GetLocal>("get_local", {{77}}));
   cases.push_back(make_case<Local>("local", {{"/run/user/1000/deltasync/agent.sock", 3, 1, 99}, {"", 0, 0, 0}}));
@@ -230,6 +232,34 @@ TEST(WireMessages, FlagsAndEnumeratorsOutOfRangeAreNamed) {
   Bytes reply = PlanReply{}.encode();
   reply[0] = std::byte{0};
   EXPECT_EQ(PlanReply::decode(reply).error().message(), "plan_reply: mode is 0");
+}
+
+TEST(WireMessages, WhatArrivesIsSaidWhereItDoes) {
+  PlanRequest plan;
+  const Bytes without = plan.encode();
+  plan.arriving = 1;
+  Bytes bytes = plan.encode();
+  ASSERT_EQ(bytes.size(), without.size() + 1) << "who knows nothing of it hears nothing of it";
+  EXPECT_EQ(PlanRequest::decode(without)->arriving, 0);
+  EXPECT_EQ(PlanRequest::decode(bytes)->arriving, 1);
+  for (const int value : {0, 2, 255}) {
+    bytes.back() = static_cast<std::byte>(value);
+    EXPECT_THAT(PlanRequest::decode(bytes).error().message(), HasSubstr("plan: arriving is"));
+  }
+  PlanReply reply;
+  reply.steps.push_back({{7, 6}, {7, 7}, digest_of(8), 3, 4, 5});
+  EXPECT_EQ(PlanReply::decode(reply.encode())->arriving, 0);
+  reply.arriving = 1;
+  bytes = reply.encode();
+  EXPECT_EQ(PlanReply::decode(bytes)->arriving, 1);
+  bytes.push_back(std::byte{1});
+  EXPECT_FALSE(PlanReply::decode(bytes));
+}
+
+TEST(WireMessages, NothingArrivesWithoutAVersion) {
+  TrainerArrival none;
+  none.digests.push_back(1);
+  EXPECT_THAT(TrainerArrival::decode(none.encode()).error().message(), HasSubstr("tile count is 1 of no version"));
 }
 
 TEST(WireMessages, EmptyMessagesHaveNoByte) {

@@ -59,6 +59,7 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::trainer_notify: return round_trip<wire::TrainerNotify>(payload);
     case wire::Type::trainer_wait: return round_trip<wire::TrainerWait>(payload);
     case wire::Type::trainer_ready: return round_trip<wire::TrainerReady>(payload);
+    case wire::Type::trainer_arrival: return round_trip<wire::TrainerArrival>(payload);
     case wire::Type::bucket_hello: return round_trip<wire::BucketHello>(payload);
     case wire::Type::bucket_begin: return round_trip<wire::BucketBegin>(payload);
     case wire::Type::bucket_chunk: return round_trip<wire::BucketChunk>(payload);

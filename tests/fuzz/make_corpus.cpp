@@ -103,12 +103,17 @@ void messages(const Corpus& corpus) {
   plan.label = "step";
   plan.compact = 1;
   message(corpus, "plan", plan);
+  plan.arriving = 1;
+  message(corpus, "plan-arriving", plan);
   wire::PlanReply reply;
   reply.mode = wire::PlanMode::delta;
   reply.plan = 77;
   reply.target = {{5, 8}, "step_8"};
   reply.steps = {{{5, 6}, {5, 7}, {}, 3, 100, 20}, {{5, 7}, {5, 8}, {}, 1, 80, 2}};
   message(corpus, "plan-reply", reply);
+  reply.mode = wire::PlanMode::full;
+  reply.arriving = 1;
+  message(corpus, "plan-reply-arriving", reply);
   wire::GetFrames frames;
   frames.plan = 77;
   frames.step = 1;
@@ -136,6 +141,7 @@ void messages(const Corpus& corpus) {
   trainer_plan.rects = {{0, 0, 0, 4, 8}, {1, 0, 1, 1, 2}};
   message(corpus, "trainer-plan", trainer_plan);
   message(corpus, "trainer-notify", wire::TrainerNotify{2, 1});
+  message(corpus, "trainer-arrival", wire::TrainerArrival{{}, {{3, 4}, "step_4"}, {}, {5, 6, 7}});
   message(corpus, "trainer-wait", wire::TrainerWait{});
   message(corpus, "trainer-ready", wire::TrainerReady{});
   // As they come from a connection, behind a type that is none.
