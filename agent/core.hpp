@@ -6,6 +6,7 @@
 //   LeaseTable    who reads which half
 //   Damage        tiles that are not what their digests say, and the scrub that looks for them
 //   Origin        where a relay has the versions from
+//   Arrival       the version that a relay is bringing, while nothing is served
 //   Publisher     the thread that moves halves through their states
 //   DeltaBuilder  merged and compact deltas, and the threads that make them
 //   LeaseRevoker  takes leases back when a writer waits
@@ -18,8 +19,8 @@
 // Each part knows only those above it. Its header says what its lock protects, or why it needs none. Locks are taken in
 // this order, and never upwards:
 //
-//   Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell, Reclaimer, RingKeeper,
-//   AgentRole, Origin
+//   Arrival → Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell, Reclaimer,
+//   RingKeeper, AgentRole, Origin
 //
 // A part that calls others mostly holds none: it works on an immutable Snapshot, and asks in the end whether that is
 // still the present one.
@@ -40,6 +41,7 @@
 #include "agent/serve/pack_pool.hpp"
 #include "agent/trainer/segment_hooks.hpp"
 #include "agent/versions/agent_files.hpp"
+#include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
 #include "agent/versions/leases.hpp"
@@ -70,6 +72,7 @@ class AgentCore {
   OpenPlans& open_plans() noexcept { return open_plans_; }
   PlanService& plans() noexcept { return plans_; }
   SubsetTable& subsets() noexcept { return subsets_; }
+  Arrival& arrival() noexcept { return arrival_; }
   const Origin& origin() const noexcept { return origin_; }
   SegmentHooks& trainer_hooks() noexcept { return trainer_hooks_; }
   AgentFiles& files() noexcept { return files_; }
@@ -105,6 +108,7 @@ class AgentCore {
   VersionStore versions_;
   Damage damage_;
   Origin origin_;
+  Arrival arrival_;
   Publisher publisher_;
   DeltaBuilder deltas_;
   LeaseRevoker revoker_;

@@ -34,6 +34,9 @@ Result<std::optional<wire::PlanReply>> PlanService::plan(const wire::PlanRequest
   if (request.base.valid()) parts_.versions.hear_of_epoch(request.base.epoch);
   for (;;) {
     const RetiredAtEnd<const Snapshot> now(*parts_.reclaimer, parts_.versions.snapshot());
+    const bool arrives = now->arriving && request.arriving != 0;
+    const ServedPtr& there = arrives ? now->arriving : now->served;
+    const Offer& offer = arrives ? now->offer_arriving : now->offer;
     std::optional<Offer> cut;
     if (subset && now->offer.has_layout && now->offer.layout == request.layout) {
       const Digest128& layout = subset->tiles().layout();
@@ -41,9 +44,9 @@ Result<std::optional<wire::PlanReply>> PlanService::plan(const wire::PlanRequest
         return Error(Errc::layout_mismatch, "the subscription is of layout " + to_string(layout) + ", the plan of " +
                                                 to_string(request.layout) + "; subscribe again");
       }
-      if (now->served) cut = subset->offer(now->offer, now->ring, *now->served->digests, now->served->former, request);
+      if (there) cut = subset->offer(offer, now->ring, *there->digests, there->former, request);
     }
-    Attempt a{request, asker, subset, now.share(), cut ? *cut : now->offer, waiting_for, pending};
+    Attempt a{request, asker, subset, now.share(), there, cut ? *cut : offer, waiting_for, pending};
     Answer answer = attempt(a);
     if (a.moved_on) continue;
     if (!answer || !*answer) return answer;
@@ -135,7 +138,11 @@ PlanService::Answer PlanService::open(Attempt& a, const Decision& decision, std:
   reply.target = decision.target;
   reply.target_root = decision.target_root;
   reply.full_bytes = a.offer.full_bytes;
-  reply.pack_threads = full ? parts_.pack_threads : 0;
+  if (full && a.served->arriving) {
+    reply.arriving = 1;
+  } else if (full) {
+    reply.pack_threads = parts_.pack_threads;
+  }
   std::size_t at = decision.first_step;
   for (const RingEntryPtr& entry : plan.steps) {
     // A merged delta ends where one of the ring's does, whose root it is.
@@ -144,7 +151,7 @@ PlanService::Answer PlanService::open(Attempt& a, const Decision& decision, std:
     reply.steps.push_back(
         {entry->delta->from, entry->delta->to, a.offer.ring[at].to_root, part.frames, part.frame_bytes, part.changed});
   }
-  DS_ASSIGN(reply.plan, plans_.open(std::move(plan), a.asker, full ? a.now->served : nullptr, replaced));
+  DS_ASSIGN(reply.plan, plans_.open(std::move(plan), a.asker, full ? a.served : nullptr, replaced));
   // SYNC POINT plan: the lease has begun. If its half is still what is served, the publisher will see it.
   if (parts_.options.before_plan_counts) parts_.options.before_plan_counts();
   if (!parts_.versions.is_current(*a.now)) {

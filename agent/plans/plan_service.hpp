@@ -36,7 +36,8 @@ class PlanService {
     const Asker& asker;
     const SubsetPtr& subset;
     const SnapshotPtr& now;
-    const Offer& offer;  ///< for the subset
+    const ServedPtr& served;  ///< or what arrives, for who takes that; null: neither
+    const Offer& offer;       ///< for the subset
     std::string* waiting_for;
     PendingPlan& pending;
     bool moved_on = false;  ///< the store has: once more

@@ -128,6 +128,15 @@ class PullConversation {
   awaitable<Result<PackedFramePtr>> next_packed(PackAhead& ahead, const OpenPlan& plan,
                                                 const net::MessageStream::MaySend& permit);
   Result<PackedFramePtr> make_raw(const OpenPlan& plan, std::span<const std::uint64_t> tiles);
+  // pull_arrival.cpp
+  /// Of a version that arrives: until the first of `tiles` are in place. Returns where those end; in whole bands.
+  awaitable<Result<std::uint64_t>> wait_for_tiles(const OpenPlan& plan, wire::TileRange tiles,
+                                                  const net::MessageStream::MaySend& permit);
+  /// Until all of these are.
+  awaitable<Status> wait_for_tiles(const OpenPlan& plan, std::span<const std::uint64_t> tiles,
+                                   const net::MessageStream::MaySend& permit);
+  awaitable<Status> wait_for_more(const OpenPlan& plan, std::chrono::milliseconds& look,
+                                  const net::MessageStream::MaySend& permit);
   /// Whole messages; lease_revoked, with nothing out, if they may not even begin. When it fails otherwise, nothing more
   /// can be said on this connection.
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);

@@ -65,15 +65,19 @@ Result<ByteRange> extent_bytes(const Layout& layout, const wire::TileRange& rang
                    last_tensor.offset + (last.rect.row + last.rect.rows) * last_tensor.row_bytes()};
 }
 
+/// Where the bytes end before the tile that begins a band, which may be the one after the last: `range.end`.
+std::uint64_t end_of_bands(const Layout& layout, const wire::TileRange& rest, const ByteRange& range) {
+  if (rest.first == rest.end) return range.end;
+  const Tile tile = tile_of(layout, rest.first);
+  const Tensor& tensor = layout.tensors()[tile.tensor];
+  return tensor.offset + tile.rect.row * tensor.row_bytes();
+}
+
 Status check_ranges(const Layout& layout, const std::vector<wire::TileRange>& ranges) {
   if (!ranges.empty() && ranges.back().end > layout.tile_count()) {
     return Error(Errc::out_of_range, describe(ranges.back()) + " of " + std::to_string(layout.tile_count()));
   }
   return {};
-}
-
-ByteSpan served_half(const OpenPlan& plan) {
-  return plan.served->generation->segment->half(plan.served->half.half);
 }
 
 /// On a packing thread. It is no Reader: no writer waits for a thread of low priority. What it copied counts if the
@@ -221,15 +225,20 @@ asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, Op
   DS_CO_ASSIGN(const ByteRange range, extent_bytes(*plan->layout, tiles));
   const Waker waker;
   DS_CO_ASSIGN(const auto permit, core_.open_plans().enter(*plan, waker.of(stream_)));
+  std::uint64_t end = plan->served->arriving ? range.first : range.end;  // of what is there
   for (std::uint64_t at = range.first; at < range.end;) {
-    const std::uint64_t copied = std::min(range.end - at, kCopiedExtentBytes);
+    if (at == end) {
+      DS_CO_ASSIGN(tiles.first, co_await wait_for_tiles(*plan, tiles, permit));
+      end = end_of_bands(*plan->layout, tiles, range);
+    }
+    const std::uint64_t copied = std::min(end - at, kCopiedExtentBytes);
     const auto room = plan->copied ? core_.copy_room().take(copied) : std::nullopt;
     if (room) {
       DS_CO_TRY(co_await send_extent_copy(request, *plan, at, copied, permit));
       at += copied;
       continue;
     }
-    const std::uint64_t bytes = std::min(range.end - at, kExtentBytes);
+    const std::uint64_t bytes = std::min(end - at, kExtentBytes);
     DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan->lease, waker.of(stream_)));
     DS_CO_TRY(co_await send_extent(request, *plan, at, bytes, reader));
     at += bytes;
@@ -241,15 +250,13 @@ asio::awaitable<Status> PullConversation::send_extents(std::uint64_t request, Op
 /// header has promised more.
 asio::awaitable<Status> PullConversation::send_extent(std::uint64_t request, const OpenPlan& plan, std::uint64_t at,
                                                       std::uint64_t bytes, const LeaseTable::Reader& reader) {
-  const shm::Segment& segment = *plan.served->generation->segment;
-  const std::uint64_t half_begin = segment.half_file_offset(plan.served->half.half);
   const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
   const std::array<ByteSpan, 1> pieces{bytes_of(header)};
   DS_CO_TRY(co_await send(pieces, reader));
   mid_message_ = true;
   std::uint64_t sent = 0;
-  const Status status =
-      co_await stream_.send_file(segment.file(), half_begin + at, bytes, reader, limits_.progress, &sent);
+  const Status status = co_await stream_.send_file(plan.served->file(), plan.served->file_offset() + at, bytes, reader,
+                                                   limits_.progress, &sent);
   Metrics::add(core_.metrics().bytes_extent, sent);
   if (!status) co_return status;
   mid_message_ = false;
@@ -264,7 +271,7 @@ asio::awaitable<Status> PullConversation::send_extent_copy(std::uint64_t request
   std::vector<std::byte> copy;
   {
     DS_CO_ASSIGN(const auto reader, core_.leases().enter(plan.lease, [] {}));
-    const ByteSpan from = served_half(plan).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(bytes));
+    const ByteSpan from = plan.served->bytes().subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(bytes));
     copy.assign(from.begin(), from.end());
   }
   const wire::Header header = wire::make_header(wire::Type::extent, request, {}, bytes);
@@ -366,13 +373,18 @@ asio::awaitable<Status> PullConversation::send_raw_tiles(std::uint64_t request, 
   // Few tiles are asked for when others did not verify: better found here than by each receiver.
   constexpr std::uint64_t kFewTiles = 64;
   if (tiles_in(wanted.ranges) <= kFewTiles) {
-    static_cast<void>(
-        core_.damage().check(target_of(*plan), wanted.ranges, "a repair of \"" + name_ + "\" at " + address_));
+    const std::string who = "a repair of \"" + name_ + "\" at " + address_;
+    if (plan->served->arriving) {
+      static_cast<void>(core_.arrival().check(*plan->served, wanted.ranges, who));
+    } else {
+      static_cast<void>(core_.damage().check(target_of(*plan), wanted.ranges, who));
+    }
   }
   RawTileRuns runs(layout, plan->served->generation->batches, std::move(wanted.ranges));
   if (wanted.form == wire::RawForm::packed) co_return co_await send_packed(request, plan, runs, sender);
   while (runs.more()) {
     const std::vector<std::uint64_t> tiles = runs.next();
+    DS_CO_TRY(co_await wait_for_tiles(*plan, tiles, sender));
     DS_CO_ASSIGN(const Room::Share held, co_await hold(delta::tile_bytes(layout, tiles), &sender));
     DS_CO_ASSIGN(const PackedFramePtr made, make_raw(*plan, tiles));
     DS_CO_TRY(co_await send_tiles(request, *made, sender));
@@ -394,7 +406,7 @@ Result<PackedFramePtr> PullConversation::make_raw(const OpenPlan& plan, std::spa
   auto made = std::make_shared<PackedFrame>();
   {
     DS_ASSIGN(const auto reader, core_.leases().enter(plan.lease, [] {}));
-    made->frame = delta::raw_frame(*plan.layout, served_half(plan), tiles, *plan.served->digests);
+    made->frame = delta::raw_frame(*plan.layout, plan.served->bytes(), tiles, *plan.served->digests);
   }
   made->hash = xxh3_64(made->frame.bytes);
   return PackedFramePtr(std::move(made));
@@ -404,6 +416,7 @@ Result<PackedFramePtr> PullConversation::make_raw(const OpenPlan& plan, std::spa
 asio::awaitable<Status> PullConversation::send_packed(std::uint64_t request, OpenPlanPtr plan, RawTileRuns& runs,
                                                       const net::MessageStream::MaySend& permit) {
   if (core_.packers().threads() == 0) co_return Error(Errc::unsupported, "this agent packs no tiles");
+  if (plan->served->arriving) co_return Error(Errc::unsupported, "what arrives is not packed");
   PackAhead ahead(core_.packers(), plan->packed_frames, stream_.executor());
   std::shared_ptr<const PackAhead::Tiles> next;
   std::deque<Room::Share> held;  // of each frame that is ahead

@@ -154,7 +154,9 @@ asio::awaitable<Status> PullConversation::on_get_local(Request& request) {
   const auto plan = core_.open_plans().find(asked.plan);
   if (!plan) co_return co_await refuse(request, plan.error());
   asked_ = (*plan)->target();
-  if (!(*plan)->served) co_return co_await refuse(request, Error(Errc::invalid_argument, "this is no full plan"));
+  if (!(*plan)->served || (*plan)->served->arriving) {
+    co_return co_await refuse(request, Error(Errc::invalid_argument, "this is no full plan of a half"));
+  }
   if (context_.options.local_socket.empty()) {
     co_return co_await refuse(request, Error(Errc::unsupported, "this agent has no socket for receivers on its host"));
   }
@@ -172,6 +174,11 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
   DS_CO_ASSIGN(const wire::CheckTiles asked, wire::CheckTiles::decode(request.payload));
   asked_ = (*plan)->target();
   const std::string who = "receiver \"" + name_ + "\" at " + address_;
+  if (const ServedPtr& served = (*plan)->served; served && served->arriving) {
+    wire::TilesChecked answer;
+    answer.plan_again = core_.arrival().check(*served, asked.ranges, who) ? 0 : 1;
+    co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+  }
   const Deadline deadline = Deadline::after(limits_.check);
   const auto subscription = hear_versions();
   for (;;) {

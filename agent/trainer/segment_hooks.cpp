@@ -183,7 +183,38 @@ void SegmentHooks::relays(std::uint64_t connection, wire::Parents said) {
 }
 
 void SegmentHooks::relay_gone(std::uint64_t connection) {
+  arrival_.end(connection);
   origin_.forget(connection);
+}
+
+Status SegmentHooks::arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerArrival said,
+                             UniqueFd memory) {
+  if (!said.version.id.valid()) {
+    arrival_.end(connection);
+    return {};
+  }
+  ServedVersion version;
+  for (const GenerationPtr& candidate : versions_.generations()) {
+    if (candidate->number == generation) version.generation = candidate;
+  }
+  if (!version.generation) return Error(Errc::not_found, "the generation of its segment is gone");
+  const Layout& layout = *version.generation->layout;
+  if (said.layout != layout.digest() || said.digests.size() != layout.tile_count()) {
+    return Error(Errc::layout_mismatch, "it is of layout " + to_string(said.layout) + " with " +
+                                            std::to_string(said.digests.size()) + " tiles, the segment of " +
+                                            to_string(layout.digest()));
+  }
+  if (delta::root_digest(said.digests) != said.root) return Error(Errc::corrupt, "its digests have another root");
+  DS_ASSIGN(auto opened, shm::ArrivingMemory::open(std::move(memory), {layout.tile_count(), layout.half_bytes()}));
+  version.version = std::move(said.version);
+  version.root = said.root;
+  version.digests = std::make_shared<const std::vector<std::uint64_t>>(std::move(said.digests));
+  const auto unmap = [reclaimer = reclaimer_](const shm::ArrivingMemory* last) {
+    reclaimer->retire(std::shared_ptr<const shm::ArrivingMemory>(last));
+  };
+  version.arriving = std::shared_ptr<const shm::ArrivingMemory>(opened.release(), unmap);
+  arrival_.begin(connection, std::move(version));
+  return {};
 }
 
 void SegmentHooks::trains() {

@@ -12,6 +12,7 @@
 #include "agent/options.hpp"
 #include "agent/plans/open_plans.hpp"
 #include "agent/trainer/trainer_server.hpp"
+#include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
 #include "agent/versions/origin.hpp"
 #include "agent/versions/reclaimer.hpp"
@@ -25,14 +26,15 @@ class SegmentHooks : public TrainerHooks {
  public:
   /// What is passed by reference outlives it.
   SegmentHooks(const CoreOptions& options, VersionStore& versions, OpenPlans& plans, Bell& bell,
-               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics, Origin& origin)
+               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics, Origin& origin, Arrival& arrival)
       : options_(options),
         versions_(versions),
         plans_(plans),
         bell_(bell),
         reclaimer_(std::move(reclaimer)),
         metrics_(metrics),
-        origin_(origin) {}
+        origin_(origin),
+        arrival_(arrival) {}
 
   Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                    const ProcessId& asker) override;
@@ -44,6 +46,8 @@ class SegmentHooks : public TrainerHooks {
   void offloaded(const wire::TrainerNotify& durations) override;
   void relays(std::uint64_t connection, wire::Parents said) override;
   void relay_gone(std::uint64_t connection) override;
+  Status arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerArrival said,
+                 UniqueFd memory) override;
   void trains() override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
@@ -62,6 +66,7 @@ class SegmentHooks : public TrainerHooks {
   const std::shared_ptr<Reclaimer> reclaimer_;
   Metrics& metrics_;
   Origin& origin_;
+  Arrival& arrival_;
   std::uint64_t epoch_published_ = 0;  // the trainer-setup thread's: of the last version when a writer came
   std::atomic<bool> stop_{false};
 };

@@ -83,9 +83,10 @@ awaitable<Status> TrainerConversation::talk() {
   DS_CO_ASSIGN(const TrainerPtr trainer, co_await admit(hello, std::move(*peer_), greeting));
   DS_CO_TRY(co_await greet(std::exchange(request_, 0), greeting));
   greeting.segment.reset();
+  stream_.accept_files();
   while (!state_.stopped) {
     const Deadline idle = Deadline::after(state_.options.idle_limit);
-    DS_CO_ASSIGN(const net::Message message, co_await stream_.read(wire::kRangesBytesMax, idle, limit));
+    DS_CO_ASSIGN(const net::Message message, co_await stream_.read(wire::kDigestsBytesMax, idle, limit));
     DS_CO_ASSIGN(const bool more, co_await serve(trainer, message));
     if (!more) break;
   }
@@ -201,6 +202,11 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
       state_.hooks.relays(connection_, std::move(parents));
       co_return true;
     }
+    case wire::Type::trainer_arrival: {
+      relays_ = true;
+      co_await take_arrival(trainer->generation, message.payload);
+      co_return true;
+    }
     case wire::Type::trainer_plan: {
       const Status verdict = co_await judge_plan(trainer, message.payload);
       if (verdict) {
@@ -227,6 +233,19 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
     }
     default: co_return Error(Errc::protocol, wire::describe(message.header) + " is no trainer's");
   }
+}
+
+/// There is no answer: who hears of no version that arrives waits for one that is whole.
+awaitable<void> TrainerConversation::take_arrival(std::uint64_t generation, ByteSpan payload) {
+  auto memory = std::make_shared<UniqueFd>(stream_.take_file());
+  const auto take = [this, generation, payload, memory]() -> Status {
+    DS_ASSIGN(wire::TrainerArrival said, wire::TrainerArrival::decode(payload));
+    return state_.hooks.arrives(connection_, generation, std::move(said), std::move(*memory));
+  };
+  const auto taken = co_await state_.setup.run(take, Deadline::after(state_.options.wait_limit));
+  if (taken || state_.stopped) co_return;
+  log::warn("arrival_refused error=\"{}\" effect=\"the version is served once it is whole\"",
+            taken.error().to_string());
 }
 
 awaitable<Status> TrainerConversation::judge_plan(const TrainerPtr& trainer, ByteSpan payload) {

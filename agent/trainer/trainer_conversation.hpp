@@ -45,6 +45,7 @@ class TrainerConversation {
   awaitable<Result<bool>> serve(const TrainerPtr& trainer, const net::Message& message);
   /// All that a receiver on this host says.
   awaitable<Status> hand_out_segment(const net::Message& message);
+  awaitable<void> take_arrival(std::uint64_t generation, ByteSpan payload);
   awaitable<Status> judge_plan(const TrainerPtr& trainer, ByteSpan payload);
   awaitable<Result<wire::TrainerReady>> await_ready(ByteSpan payload);
   awaitable<Status> send_error(std::uint64_t request, const Error& error);

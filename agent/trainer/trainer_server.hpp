@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "base/fd.hpp"
 #include "base/process.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/result.hpp"
@@ -35,9 +36,9 @@ struct OpenSegment {
   std::uint64_t epoch = 0;
 };
 
-/// What the server needs from the agent's core. open_segment, grant and writer_gone are called on the server's own
-/// thread "trainer-setup", one at a time, and may block (reserving memory takes its time); segment_changed and ready
-/// are called on the io_context and must not.
+/// What the server needs from the agent's core. open_segment, grant, writer_gone and arrives are called on the server's
+/// own thread "trainer-setup", one at a time, and may block (reserving memory takes its time); segment_changed and
+/// ready are called on the io_context and must not.
 class TrainerHooks {
  public:
   virtual ~TrainerHooks() = default;
@@ -70,6 +71,11 @@ class TrainerHooks {
   virtual void relays(std::uint64_t /*connection*/, wire::Parents /*said*/) {}
   /// Its connection has ended.
   virtual void relay_gone(std::uint64_t /*connection*/) {}
+  /// It says what comes to it, and hands over the memory where; or that nothing does any more. On "trainer-setup".
+  virtual Status arrives(std::uint64_t /*connection*/, std::uint64_t /*generation*/, wire::TrainerArrival /*said*/,
+                         UniqueFd /*memory*/) {
+    return Error(Errc::unsupported, "no version is taken while it arrives");
+  }
   /// A writer that is none has offloaded a version.
   virtual void trains() {}
   /// The answer to a writer that waits for `version`, or a later one of its epoch, to be served. Nothing: not yet. An

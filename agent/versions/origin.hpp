@@ -51,6 +51,12 @@ class Origin {
     cut_off_.reset();
   }
 
+  /// The relay is in the middle of a version, and brings no more of it; nothing: that is not so.
+  void stands(std::optional<CutOff> stands) {
+    const std::lock_guard lock(mutex_);
+    stands_ = std::move(stands);
+  }
+
   /// The nearest first; none: a trainer's, or nobody's.
   std::vector<wire::Parent> parents() const {
     const std::lock_guard lock(mutex_);
@@ -64,7 +70,7 @@ class Origin {
   /// Nothing: a relay is there, or there never was one.
   std::optional<CutOff> cut_off() const {
     const std::lock_guard lock(mutex_);
-    if (!cut_off_ || Clock::now() - cut_off_->since < kGrace) return std::nullopt;
+    if (!cut_off_ || Clock::now() - cut_off_->since < kGrace) return stands_;
     return cut_off_;
   }
   std::uint64_t cut_off_ns() const {
@@ -85,9 +91,10 @@ class Origin {
   std::string from() const { return parents_.empty() ? "another one" : parents_.front().endpoint; }
 
   mutable std::mutex mutex_;
-  std::uint64_t said_by_ = 0;  // protected by mutex_, as the next two
+  std::uint64_t said_by_ = 0;  // protected by mutex_, as the next three
   std::vector<wire::Parent> parents_;
   std::optional<CutOff> cut_off_;
+  std::optional<CutOff> stands_;
   bool told_ = false;  // the thread's of news()
 };
 

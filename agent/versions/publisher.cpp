@@ -31,12 +31,13 @@ bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
 }  // namespace
 
 Publisher::Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage,
-                     const Origin& origin, Bell& bell, Metrics& metrics)
+                     const Origin& origin, Arrival& arrival, Bell& bell, Metrics& metrics)
     : options_(options),
       versions_(versions),
       leases_(leases),
       damage_(damage),
       origin_(origin),
+      arrival_(arrival),
       bell_(bell),
       metrics_(metrics),
       pool_(std::max(1u, options.threads), "encode"),
@@ -63,6 +64,7 @@ void Publisher::work() {
     for (const GenerationPtr& generation : versions_.generations()) worked |= maintain(generation);
     damage_.look_at_suspects();
     follow_fill(versions_.snapshot()->served);
+    arrival_.look();
     drop_old_generations();
     if (!worked && !stop_) wait_for_work();
   }

@@ -14,6 +14,7 @@
 
 #include "agent/metrics.hpp"
 #include "agent/options.hpp"
+#include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
 #include "agent/versions/leases.hpp"
@@ -28,7 +29,7 @@ class Publisher {
  public:
   /// What is passed by reference outlives it. Throws std::system_error if threads are not to be had.
   Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage,
-            const Origin& origin, Bell& bell, Metrics& metrics);
+            const Origin& origin, Arrival& arrival, Bell& bell, Metrics& metrics);
   ~Publisher() { stop(); }
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
@@ -55,6 +56,7 @@ class Publisher {
   LeaseTable& leases_;
   Damage& damage_;
   const Origin& origin_;
+  Arrival& arrival_;
   Bell& bell_;
   Metrics& metrics_;
   ThreadPool pool_;

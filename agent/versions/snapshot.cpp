@@ -14,19 +14,19 @@ bool still_there(const ServedVersion& served) {
   return shm::still_holds(*served.generation->segment, served.half.half, served.half.sequence);
 }
 
-Offer make_offer(const Snapshot& now) {
+Offer make_offer(const Snapshot& now, const ServedPtr& served) {
   Offer offer;
   if (now.generation) {
     offer.has_layout = true;
     offer.layout = now.generation->layout->digest();
     offer.full_bytes = now.generation->layout->half_bytes();
   }
-  if (now.served) {
+  if (served) {
     offer.has_version = true;
-    offer.served = now.served->version;
-    offer.served_root = now.served->root;
-    offer.withdrawn = !now.served->damaged.empty();
-    for (const FormerState& state : now.served->former) offer.served_former_roots.push_back(state.root);
+    offer.served = served->version;
+    offer.served_root = served->root;
+    offer.withdrawn = !served->damaged.empty();
+    for (const FormerState& state : served->former) offer.served_former_roots.push_back(state.root);
   }
   for (const RingEntryPtr& entry : now.ring) {
     const delta::Delta& d = *entry->delta;
@@ -75,14 +75,16 @@ std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& serve
   return wrong;
 }
 
-SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, const DeltaRing& ring) {
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, const DeltaRing& ring) {
   auto next = std::make_shared<Snapshot>();
   next->generation = std::move(generation);
   next->served = std::move(served);
+  next->arriving = std::move(arriving);
   next->ring.assign(ring.entries().begin(), ring.entries().end());
   next->ring_bytes_max = ring.bytes_max();
   next->ring_revision = ring.revision();
-  next->offer = make_offer(*next);
+  next->offer = make_offer(*next, next->served);
+  if (next->arriving) next->offer_arriving = make_offer(*next, next->arriving);
   return next;
 }
 

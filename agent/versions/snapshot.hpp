@@ -13,6 +13,7 @@
 #include "agent/versions/leases.hpp"
 #include "agent/versions/offer.hpp"
 #include "agent/versions/ring.hpp"
+#include "shm/arriving_memory.hpp"
 
 namespace deltasync::agent {
 
@@ -30,6 +31,8 @@ struct ServedVersion {
   /// Of a relayed one, ascending: tiles whose bytes are not what their digests say. Nobody gets it whole from here.
   std::vector<std::uint64_t> damaged;
   std::chrono::steady_clock::time_point published_at;
+  /// Of one that is none yet: where it lies. Only tiles that are in place may be read. Null: in its half.
+  std::shared_ptr<const shm::ArrivingMemory> arriving;
   bool found_at_start = false;  ///< in a segment that an agent before this one left: published_at is no more than that
   // What making it cost; zero for the first of a generation.
   std::uint64_t delta_bytes = 0;
@@ -37,6 +40,12 @@ struct ServedVersion {
   double encode_s = 0;
   double digest_s = 0;
 
+  /// Of a whole half, and where they lie in which file.
+  ByteSpan bytes() const { return arriving ? arriving->model() : generation->half(half.half); }
+  int file() const { return arriving ? arriving->file() : generation->segment->file(); }
+  std::uint64_t file_offset() const {
+    return arriving ? arriving->model_offset() : generation->segment->half_file_offset(half.half);
+  }
   /// Whose bytes are others than those that were offloaded, ascending.
   std::vector<std::uint64_t> damaged_tiles() const;
 };
@@ -55,13 +64,15 @@ std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& serve
 struct Snapshot {
   GenerationPtr generation;  ///< whose layout receivers get; null: no trainer has come yet
   ServedPtr served;          ///< null: no version yet
+  ServedPtr arriving;        ///< only while nothing is served: what a relay is bringing; or null
   std::vector<RingEntryPtr> ring;
   std::uint64_t ring_bytes_max = 0;
   std::uint64_t ring_revision = 0;  ///< DeltaRing::revision()
   Offer offer;                      ///< the same for the planner
+  Offer offer_arriving;             ///< and what it is for those who take a version that arrives
 };
 using SnapshotPtr = std::shared_ptr<const Snapshot>;
 
-SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, const DeltaRing& ring);
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, const DeltaRing& ring);
 
 }  // namespace deltasync::agent

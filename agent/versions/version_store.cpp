@@ -17,7 +17,7 @@ VersionStore::VersionStore(const CoreOptions& options, AdoptedSegments adopted, 
       next_number_(adopted.next_number),
       generations_(std::move(adopted.generations)),
       ring_(options.ring_bytes_max, options.ring_entries_max) {
-  snapshot_ = make_snapshot(generations_.empty() ? nullptr : generations_.front(), nullptr, ring_);
+  snapshot_ = make_snapshot(generations_.empty() ? nullptr : generations_.front(), nullptr, nullptr, ring_);
   bell_.follow(generations_.empty() ? nullptr : generations_.back());
 }
 
@@ -106,6 +106,26 @@ void VersionStore::publish_again(const ServedPtr& before, ServedPtr now, std::ve
   changes_.notify();
 }
 
+bool VersionStore::announce(ServedPtr arriving) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (snapshot_->served || snapshot_->generation != arriving->generation) return false;
+    GenerationPtr generation = arriving->generation;
+    set_snapshot_locked(std::move(generation), nullptr, std::move(arriving));
+  }
+  changes_.notify();
+  return true;
+}
+
+void VersionStore::withdraw(const ServedPtr& arriving) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (snapshot_->arriving != arriving) return;
+    set_snapshot_locked(arriving->generation, nullptr);
+  }
+  changes_.notify();
+}
+
 std::vector<GenerationPtr> VersionStore::drop_old(const std::function<bool(std::uint64_t generation)>& idle) {
   std::vector<GenerationPtr> dropped;
   const std::lock_guard lock(mutex_);
@@ -169,8 +189,8 @@ Result<std::vector<std::uint64_t>> VersionStore::release_all(const std::string& 
   return numbers;
 }
 
-void VersionStore::set_snapshot_locked(GenerationPtr generation, ServedPtr served) {
-  SnapshotPtr next = make_snapshot(std::move(generation), std::move(served), ring_);
+void VersionStore::set_snapshot_locked(GenerationPtr generation, ServedPtr served, ServedPtr arriving) {
+  SnapshotPtr next = make_snapshot(std::move(generation), std::move(served), std::move(arriving), ring_);
   if (next->served && next->generation->segment->in_place()) {  // else its files' names may be another agent's
     keeper_.keep(next->generation->segment->path(), next->ring, next->ring_bytes_max);
   } else {

@@ -79,6 +79,11 @@ class VersionStore {
   /// `now` is the version of `before` in another state; `ring` has other deltas between the same versions as now. Does
   /// nothing if another version is served meanwhile.
   void publish_again(const ServedPtr& before, ServedPtr now, std::vector<RingEntryPtr> ring);
+  /// While nothing is served, those who take it may plan for this version, which a relay is bringing. False if
+  /// something is served meanwhile, or its generation is not the one whose layout receivers get.
+  bool announce(ServedPtr arriving);
+  /// They may not any more. Does nothing if something else is announced or served meanwhile.
+  void withdraw(const ServedPtr& arriving);
   /// Drops the generations before the served one that `idle` says nobody reads, and returns them: their files are the
   /// caller's to remove. Plans that hold one keep its mapping.
   std::vector<GenerationPtr> drop_old(const std::function<bool(std::uint64_t generation)>& idle);
@@ -93,7 +98,7 @@ class VersionStore {
   Result<std::vector<std::uint64_t>> release_all(const std::string& why);
 
  private:
-  void set_snapshot_locked(GenerationPtr generation, ServedPtr served);
+  void set_snapshot_locked(GenerationPtr generation, ServedPtr served, ServedPtr arriving = nullptr);
 
   const CoreOptions& options_;
   Bell& bell_;
