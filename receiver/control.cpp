@@ -142,7 +142,7 @@ void Control::try_preferred(Deadline deadline) {
   addresses.use(place);
 }
 
-bool Control::go_where_later(const VersionId& held, Deadline deadline) {
+bool Control::go_where_later(const VersionId& held, bool in_part, Deadline deadline) {
   Addresses& addresses = *peer_.addresses;
   const auto place = addresses.place();
   news_at_ = Clock::now();
@@ -153,7 +153,7 @@ bool Control::go_where_later(const VersionId& held, Deadline deadline) {
     const bool found = replace(deadline, [&](Connection& fresh) {
       if (fresh.protocol() < 5) return false;
       const auto lag = fresh.lag(held, deadline.earlier(Deadline::after(kLookLimit)));
-      return lag && is_later(lag->newest.id, held);
+      return lag && (is_later(lag->newest.id, held) || (in_part && lag->newest.id == held));
     });
     if (!found) continue;
     preferred_tried_at_ = Clock::now();
@@ -163,21 +163,21 @@ bool Control::go_where_later(const VersionId& held, Deadline deadline) {
   return false;
 }
 
-bool Control::leave_cut_off(const Error& said, const VersionId& held, Deadline deadline) {
+bool Control::leave_cut_off(const Error& said, const VersionId& held, bool in_part, Deadline deadline) {
   const std::string from = peer_.endpoint();
-  const bool found = go_where_later(held, deadline);
+  const bool found = go_where_later(held, in_part, deadline);
   log::warn(cut_off_lines_, "agent_cut_off agent={} said=\"{}\" then=\"{}\"", from, said.message(),
             found                          ? "going on at " + peer_.endpoint()
             : peer_.addresses->size() == 1 ? "waiting; another agent in the list of endpoints would be asked"
-                                           : "waiting: no other has a newer version");
+                                           : "waiting: no other has more");
   return found;
 }
 
-bool Control::leave_behind(const VersionId& held, Deadline deadline) {
+bool Control::leave_behind(const VersionId& held, bool in_part, Deadline deadline) {
   const bool alone = peer_.addresses->size() == 1 && !peer_.addresses->is_named();
   if (alone || Clock::now() - news_at_ < peer_.tuning.others_look) return false;
   const std::string from = peer_.endpoint();
-  const bool found = go_where_later(held, deadline);
+  const bool found = go_where_later(held, in_part, deadline);
   if (found) log::warn("agent_behind agent={} then=\"going on at {}\"", from, peer_.endpoint());
   return found;
 }

@@ -66,13 +66,13 @@ class Control {
   /// The agent in use shall not be: others are asked before it for a while.
   void pass_over(const Error& why);
   /// The agent in use says that nobody brings newer versions there: goes on at another one that has a later version
-  /// than `held`. False: none has, and the one in use stays that.
-  bool leave_cut_off(const Error& said, const VersionId& held, Deadline deadline);
+  /// than `held`, or, if that is held in part, has it. False: none has, and the one in use stays that.
+  bool leave_cut_off(const Error& said, const VersionId& held, bool in_part, Deadline deadline);
   /// Something newer than what is held has come.
   void note_news() noexcept { news_at_ = Clock::now(); }
   /// Nothing has for a while, though the agent in use is there: it may never, where a relay hangs, say. Goes on at
-  /// another one that has a later version than `held`. False: none has, or it is not yet time to ask.
-  bool leave_behind(const VersionId& held, Deadline deadline);
+  /// another one that has such a version. False: none has, or it is not yet time to ask.
+  bool leave_behind(const VersionId& held, bool in_part, Deadline deadline);
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred
@@ -130,7 +130,7 @@ class Control {
   void stop_on(const std::stop_token& stop);
   void leave();
   bool replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted = {});
-  bool go_where_later(const VersionId& held, Deadline deadline);
+  bool go_where_later(const VersionId& held, bool in_part, Deadline deadline);
   Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
   Status connect(std::chrono::milliseconds patience, Deadline deadline);
   void note_silent();

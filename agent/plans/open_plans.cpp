@@ -99,6 +99,8 @@ void OpenPlans::run_maintenance() {
   const std::lock_guard lock(mutex_);
   const std::size_t expired = end_if_locked([&](const OpenPlan& plan) { return plan.expires_at <= now; });
   Metrics::add(parts_.metrics.plans_expired, expired);
+  // Memory as large as the model, of which nothing may be sent any more: who does not ask would keep it until then.
+  end_if_locked([](const OpenPlan& plan) { return plan.served && plan.served->arriving && !plan.lease->live(); });
 }
 
 template <class Ended>

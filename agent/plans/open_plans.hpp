@@ -66,7 +66,7 @@ class OpenPlans {
   /// Ends all plans, and refuses new ones from now on.
   void close();
   bool closed() const;
-  /// Ends plans that are past their time.
+  /// Ends plans that are past their time, or of a version that arrives no more.
   void run_maintenance();
 
   struct Info {

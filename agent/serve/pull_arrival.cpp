@@ -13,7 +13,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr auto kArrivalLookMin = std::chrono::milliseconds(1);  ///< between looks for the next tile; then doubled
-constexpr auto kArrivalLookMax = std::chrono::milliseconds(16);
+constexpr auto kArrivalLookMax = std::chrono::milliseconds(100);
 
 /// The first tile of the band that this one belongs to.
 std::uint64_t first_of_band(const Layout& layout, std::uint64_t index) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/versions/damage.hpp"
 #include "base/log.hpp"
 #include "base/racing_reads.hpp"
 #include "delta/delta.hpp"
@@ -18,7 +19,6 @@ constexpr auto kPatienceFirst = std::chrono::seconds(30);  ///< for the first
 constexpr auto kPatienceMore = std::chrono::seconds(1);    ///< for each agent on the way but the first, so that the
                                                            ///< relay next to what stands still goes elsewhere first
 constexpr auto kPatienceMax = std::chrono::seconds(60);
-constexpr std::uint64_t kCheckTilesMax = 1024;  ///< that one question has read again
 
 }  // namespace
 
@@ -81,25 +81,20 @@ void Arrival::look() {
 
 bool Arrival::check(const ServedVersion& version, std::span<const wire::TileRange> tiles, const std::string& who) {
   const Layout& layout = *version.generation->layout;
-  std::uint64_t left = kCheckTilesMax;
-  for (const wire::TileRange& range : tiles) {
-    for (std::uint64_t tile = range.first; tile < std::min(range.end, layout.tile_count()) && left != 0; ++tile) {
-      if (!version.arriving->in_place(tile)) continue;
-      --left;
-      {
-        const RacingReads racing;
-        if (delta::tile_digest(layout, version.bytes(), tile) == (*version.digests)[static_cast<std::size_t>(tile)]) {
-          continue;
-        }
+  for (const std::uint64_t tile : tiles_to_check(layout, tiles)) {
+    if (!version.arriving->in_place(tile)) continue;
+    {
+      const RacingReads racing;
+      if (delta::tile_digest(layout, version.bytes(), tile) == (*version.digests)[static_cast<std::size_t>(tile)]) {
+        continue;
       }
-      log::error(
-          "arriving_tile_is_wrong version=\"{}\" tile={} found_by=\"{}\" effect=\"it is served once it is whole\"",
-          to_string(version.version), delta::tile_name(layout, tile), who);
-      const std::lock_guard lock(mutex_);
-      leases_.revoke(version.half);
-      if (now_ && now_->half == version.half) end_locked("a tile of it is wrong");
-      return false;
     }
+    log::error("arriving_tile_is_wrong version=\"{}\" tile={} found_by=\"{}\" effect=\"it is served once it is whole\"",
+               to_string(version.version), delta::tile_name(layout, tile), who);
+    const std::lock_guard lock(mutex_);
+    leases_.revoke(version.half);
+    if (now_ && now_->half == version.half) end_locked("a tile of it is wrong");
+    return false;
   }
   return true;
 }
@@ -110,11 +105,10 @@ void Arrival::stop_offering_locked() {
   leases_.revoke(now_->half);
 }
 
-/// What is whole is read to its end.
+/// Who has not read all of it plans again: for the half, or for what comes next.
 void Arrival::end_locked(const char* why) {
+  stop_offering_locked();
   const ServedPtr over = std::exchange(now_, nullptr);
-  versions_.withdraw(over);
-  if (over->arriving->tiles_in_place() != over->arriving->tiles()) leases_.revoke(over->half);
   origin_.stands(std::nullopt);
   log::info("version_arrives_no_more version=\"{}\" why=\"{}\"", to_string(over->version), why);
 }

@@ -6,7 +6,7 @@
 //   - It is offered only while tiles come. Once none has come for a while it is not, its leases end, and who waits is
 //     told that nothing comes here (Origin): who knows another agent goes on there. When tiles come again it is offered
 //     again.
-//   - Plans that have it go on once the version is served, to their end.
+//   - Its plans end with it, and so does the memory: what the relay writes there next is another version's.
 //
 // Its mutex protects all of it. Those of the store, of its listeners, of the leases and of Origin are taken under it.
 #pragma once

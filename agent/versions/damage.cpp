@@ -18,20 +18,6 @@ constexpr std::size_t kFormerStatesMax = 8;
 constexpr std::uint64_t kSpotTiles = 8;
 constexpr std::size_t kToldMax = 16;  ///< tiles of one version that lines are about
 
-std::vector<std::uint64_t> some_tiles(const Layout& layout, std::span<const wire::TileRange> ranges) {
-  std::vector<std::uint64_t> tiles;
-  std::uint64_t bytes = 0;
-  for (const wire::TileRange& range : ranges) {
-    for (std::uint64_t tile = range.first; tile < std::min(range.end, layout.tile_count()); ++tile) {
-      const Tile at = tile_of(layout, tile);
-      bytes += at.rect.elements() * layout.tensors()[at.tensor].element_bytes;
-      if (!tiles.empty() && bytes > kCheckBytesMax) return tiles;
-      tiles.push_back(tile);
-    }
-  }
-  return tiles;
-}
-
 /// The delta that led to the served version without the tiles that are wrong now, or with their bytes as they are; and
 /// the digests of the version before.
 Result<RingEntryPtr> amended(const RingEntry& entry, const ServedVersion& now, std::span<const std::uint64_t> wrong,
@@ -61,6 +47,20 @@ Result<RingEntryPtr> amended(const RingEntry& entry, const ServedVersion& now, s
 
 }  // namespace
 
+std::vector<std::uint64_t> tiles_to_check(const Layout& layout, std::span<const wire::TileRange> ranges) {
+  std::vector<std::uint64_t> tiles;
+  std::uint64_t bytes = 0;
+  for (const wire::TileRange& range : ranges) {
+    for (std::uint64_t tile = range.first; tile < std::min(range.end, layout.tile_count()); ++tile) {
+      const Tile at = tile_of(layout, tile);
+      bytes += at.rect.elements() * layout.tensors()[at.tensor].element_bytes;
+      if (!tiles.empty() && bytes > kCheckBytesMax) return tiles;
+      tiles.push_back(tile);
+    }
+  }
+  return tiles;
+}
+
 void Damage::start(const ScrubOptions& options) {
   scrub_.emplace(options, scrub_source());
 }
@@ -77,7 +77,7 @@ void Damage::doubt(const HalfKey& half, std::span<const std::uint64_t> tiles, co
 Damage::Verdict Damage::check(const Target& target, std::span<const wire::TileRange> ranges, const std::string& who) {
   const ServedPtr served = versions_.snapshot()->served;
   if (!served || served->version.id != target.id || served->root != target.root) return Verdict::plan_again;
-  const auto wrong = wrong_tiles(*served, some_tiles(target.layout, ranges));
+  const auto wrong = wrong_tiles(*served, tiles_to_check(target.layout, ranges));
   if (!wrong) return Verdict::plan_again;
   if (wrong->empty()) return Verdict::valid;
   const auto known = [&](std::uint64_t tile) {

@@ -26,6 +26,9 @@
 
 namespace deltasync::agent {
 
+/// Of tiles that a receiver asks about: the first, so that one question has no more read again than a moment takes.
+std::vector<std::uint64_t> tiles_to_check(const Layout& layout, std::span<const wire::TileRange> ranges);
+
 class Damage {
  public:
   /// What is passed by reference outlives it.

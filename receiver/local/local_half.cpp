@@ -59,8 +59,12 @@ bool LocalHalf::still_there() const noexcept {
   return segment_->still_holds(half_, sequence_);
 }
 
+bool LocalPulls::is_wanted(const Control& control) const {
+  return wanted_.value_or(control.same_host());
+}
+
 Result<bool> LocalPulls::tries(const Control& control) {
-  if (wanted_ == false || (!wanted_ && !control.same_host())) return false;
+  if (!is_wanted(control)) return false;
   if (control.protocol() >= 5) return true;
   DS_TRY(give_up(Error(Errc::unsupported, "the agent speaks protocol " + std::to_string(control.protocol()))));
   return false;

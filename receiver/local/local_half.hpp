@@ -55,6 +55,8 @@ class LocalPulls {
  public:
   LocalPulls(const Peer& peer, std::optional<bool> wanted) : peer_(peer), wanted_(wanted) {}
 
+  /// They are tried where the agent can.
+  bool is_wanted(const Control& control) const;
   /// Whether to ask this agent where its bytes lie. unsupported if they have to come from there and cannot.
   Result<bool> tries(const Control& control);
   /// They cannot be had: by the connection then, which is said once for each reason; or unsupported, if they have to.

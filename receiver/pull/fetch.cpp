@@ -148,6 +148,7 @@ ExtentFetch::ExtentFetch(const Layout& layout, Target& target, std::span<const s
                          unsigned streams)
     : layout_(layout),
       target_(target),
+      relay_(target.capabilities().hand_on),
       digests_(digests),
       have_(have),
       plan_(plan),
@@ -214,6 +215,7 @@ Outcome ExtentFetch::receive_extent(Connection& connection, std::uint64_t bytes,
 Status ExtentFetch::verify_up_to(Progress& progress) {
   const double before = thread_cpu_s();
   std::uint64_t verified_bytes = 0;
+  std::vector<std::uint64_t> verified;  // for who hands them on
   while (progress.next_tile < progress.end_tile) {
     const Tile tile = tile_of(layout_, progress.next_tile);
     if (band_end_byte(layout_, tile) > progress.position) break;
@@ -225,10 +227,12 @@ Status ExtentFetch::verify_up_to(Progress& progress) {
     if (right) DS_TRY(progress.scatter.put(tile, rows));
     if (right) verified_bytes += std::uint64_t{tile.rect.rows} * tile.rect.cols * tensor.element_bytes;
     have_[progress.next_tile] = right ? 1 : 0;
+    if (right && relay_ != nullptr) verified.push_back(progress.next_tile);
     ++progress.next_tile;
     ++progress.tally.tiles;
   }
   progress.tally.verify_s += thread_cpu_s() - before;
+  if (!verified.empty()) relay_->came(verified);
   if (verified_bytes > 0) meter_.add(verified_bytes);
   return {};
 }

@@ -89,6 +89,7 @@ class ExtentFetch final : public Fetch {
 
   const Layout& layout_;
   Target& target_;
+  CanHandOn* const relay_;  ///< that hands tiles on; null: none
   const std::span<const std::uint64_t> digests_;
   const std::span<std::uint8_t> have_;
   const std::uint64_t plan_;

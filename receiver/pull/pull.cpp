@@ -157,6 +157,10 @@ wire::PlanRequest Pull::plan_request() const {
   plan.full_only = full_only_ ? 1 : 0;
   plan.subscription = s_.tiles.digest();
   plan.compact = wants_compact() ? 1 : 0;
+  // Who has a version keeps it until the next one is whole, which may then be a delta away. Who copies out of the
+  // agent's memory waits for the half, too: that is sooner there than tiles over the connection.
+  const bool is_first = s_.target.committed() == nullptr;
+  plan.arriving = is_first && s_.control.protocol() >= 5 && !s_.local.is_wanted(s_.control) ? 1 : 0;
   if (s_.partial.any()) {
     plan.partial = 1;
     plan.base = s_.partial.version;
@@ -351,7 +355,7 @@ Result<wire::PlanReply> Pull::plan() {
       }
       const bool is_news = answer.value->mode != wire::PlanMode::up_to_date;
       if (is_news) s_.control.note_news();
-      if (!is_news && !version_is_named() && s_.control.leave_behind(held(), until_.deadline())) continue;
+      if (!is_news && !version_is_named() && s_.control.leave_behind(held(), false, until_.deadline())) continue;
       if (!reply_means_wait(*answer.value)) {
         waiting_ = false;
         out_.report.wait_s += seconds_since(start);
@@ -385,8 +389,9 @@ Result<wire::PlanReply> Pull::plan() {
       s_.streams.close_idle();  // who waits for a version for long holds one connection
       const bool why_is_known = code == Errc::timed_out && last_ && last_->code() == Errc::peer_died;
       if (!why_is_known) last_ = std::move(answer.refused);
-      const bool left = code == Errc::peer_died ? s_.control.leave_cut_off(*last_, held(), until_.deadline())
-                                                : s_.control.leave_behind(held(), until_.deadline());
+      const bool in_part = s_.partial.any();
+      const bool left = code == Errc::peer_died ? s_.control.leave_cut_off(*last_, held(), in_part, until_.deadline())
+                                                : s_.control.leave_behind(held(), in_part, until_.deadline());
       if (left) continue;
     } else {
       // What our own deadline cuts off says nothing new.

@@ -121,6 +121,7 @@ class Pull {
   /// Nothing: they come over the connection.
   Result<std::optional<Progress>> fetch_local(const wire::PlanReply& reply, const Ranges& ranges);
   Result<Progress> copy_from(const LocalHalf& half, const Ranges& ranges);
+  void hand_on(const Ranges& ranges);
   Result<bool> copy_tile(const LocalHalf& half, std::uint64_t index, std::vector<std::byte>& scratch);
 
   // single tiles (receiver/repair.cpp)

@@ -96,9 +96,13 @@ Result<Pull::Progress> Pull::run_full(const wire::PlanReply& reply) {
     s_.tiles.scatter(*digests.value, all);
     digests.value = std::move(all);
   }
+  CanHandOn* const relay = s_.can.hand_on;
+  const bool other = s_.partial.version != reply.target.id || s_.partial.root != reply.target_root;
+  if (relay != nullptr && other) relay->comes_no_more();
   DS_ASSIGN(progress, advance_partial(reply, *digests.value));
   if (progress == Progress::replan) return progress;
   adopt_digests(reply, std::move(*digests.value));
+  if (relay != nullptr) relay->comes(reply.target, reply.target_root, s_.partial.digests, s_.partial.have);
   DS_ASSIGN(progress, fetch_missing(reply));
   if (progress == Progress::replan) return progress;
   DS_ASSIGN(progress, repair_missing(reply));
@@ -250,12 +254,13 @@ void move_long_bands(const Layout& layout, Target& target, Ranges& bands, Ranges
   bands = std::move(kept);
 }
 
-/// Bands of which every tile is subscribed to come as they lie in the half; of others each tile comes alone.
+/// Bands of which every tile is subscribed to come as they lie in the half; of others each tile comes alone. So do
+/// those that are missing in part, where the tiles that are there have been handed on: these are not written again.
 Result<Pull::Progress> Pull::fetch_plain(const wire::PlanReply& reply, const Ranges& ranges) {
   stage_ = "fetching tiles of " + to_string(reply.target);
   Ranges bands;
   Ranges others;
-  split_bands(s_.layout, s_.tiles.ranges(), ranges, bands, others);
+  split_bands(s_.layout, s_.can.hand_on != nullptr ? ranges : s_.tiles.ranges(), ranges, bands, others);
   move_long_bands(s_.layout, s_.target, bands, others);
   DS_ASSIGN(Progress progress, fetch_bands(reply, bands));
   if (progress == Progress::replan || others.empty()) return progress;
@@ -277,7 +282,7 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
   ExtentFetch fetch(s_.layout, s_.target, partial.digests, partial.have, reply.plan, s_.peer.tuning, s_.progress,
                     s_.streams.count());
   const FetchRoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
-  learn(round, false);
+  if (reply.arriving == 0) learn(round, false);  // else it comes as fast as it comes to the agent
   return settle(round, fetch.tallies());
 }
 
@@ -296,6 +301,7 @@ Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Range
       const TileRows rows{const_cast<std::byte*>(whole->data()), row_bytes};  // only read
       DS_TRY(put(tile_of(s_.layout, record.tile), rows));
       partial.have[record.tile] = 1;
+      if (s_.can.hand_on != nullptr) s_.can.hand_on->came({&record.tile, 1});
       s_.progress.add(std::uint64_t{shape.rows} * row_bytes);
     }
     return {};

@@ -108,6 +108,7 @@ Result<Pull::Progress> Pull::copy_from(const LocalHalf& half, const Ranges& rang
       }
       return {};
     }
+    if (s_.can.hand_on != nullptr) hand_on(works[work]);
     tallies[worker].tiles += tiles;
     copied += bytes;
     s_.progress.add(bytes);
@@ -124,6 +125,17 @@ Result<Pull::Progress> Pull::copy_from(const LocalHalf& half, const Ranges& rang
     connection_only_ = copied == 0 && s_.options.local != true;
   }
   return settle(round, tallies);
+}
+
+/// Those that are right.
+void Pull::hand_on(const Ranges& ranges) {
+  std::vector<std::uint64_t> right;
+  for (const wire::TileRange& range : ranges) {
+    for (std::uint64_t tile = range.first; tile < range.end; ++tile) {
+      if (s_.partial.have[tile] != 0) right.push_back(tile);
+    }
+  }
+  s_.can.hand_on->came(right);
 }
 
 /// Whether the tile is there, and right.

@@ -242,6 +242,16 @@ class CanHandOn {
   /// That agent is told where its versions come from. Best effort.
   virtual void tell_parents(wire::Parents parents) = 0;
 
+  // An open full update may be handed on while it comes.
+  /// What is put from now on is of this version; of tiles with `have` the bytes are there. Again for each further plan.
+  virtual void comes(const Version& version, const Digest128& root, std::span<const std::uint64_t> digests,
+                     std::span<const std::uint8_t> have) = 0;
+  /// These tiles have their digests, and are put again with the same bytes only. Any thread, while no other call is
+  /// under way but of its own kind and put_tile.
+  virtual void came(std::span<const std::uint64_t> tiles) = 0;
+  /// Before tiles become another version's.
+  virtual void comes_no_more() noexcept = 0;
+
  protected:
   ~CanHandOn() = default;
 };

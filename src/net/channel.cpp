@@ -29,7 +29,7 @@ class PlainChannel final : public Channel {
         m.msg_controllen = control.size();
       }
       const ssize_t n = ::recvmsg(fd_, &m, MSG_CMSG_CLOEXEC);
-      if (n >= 0 && file_ != nullptr) take_file(m);
+      if (n >= 0 && file_ != nullptr) take_files(m);
       if (n > 0) return Tried::moved(static_cast<std::size_t>(n));
       if (n == 0) return Tried{Tried::Came::ended};
       if (errno == EAGAIN) return Tried{Tried::Came::wants_read};
@@ -63,15 +63,17 @@ class PlainChannel final : public Channel {
   void say_end() noexcept override {}
 
  private:
-  void take_file(msghdr& m) {
-    const cmsghdr* const came = CMSG_FIRSTHDR(&m);
-    if (came == nullptr || came->cmsg_level != SOL_SOCKET || came->cmsg_type != SCM_RIGHTS ||
-        came->cmsg_len != CMSG_LEN(sizeof(int))) {
-      return;
+  /// There is room for more than one. Each takes the place of the one before.
+  void take_files(msghdr& m) {
+    for (cmsghdr* came = CMSG_FIRSTHDR(&m); came != nullptr; came = CMSG_NXTHDR(&m, came)) {
+      if (came->cmsg_level != SOL_SOCKET || came->cmsg_type != SCM_RIGHTS) continue;
+      const std::size_t bytes = came->cmsg_len - CMSG_LEN(0);
+      for (std::size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
+        int file = -1;
+        std::memcpy(&file, CMSG_DATA(came) + at, sizeof file);
+        file_->reset(file);
+      }
     }
-    int file = -1;
-    std::memcpy(&file, CMSG_DATA(came), sizeof file);
-    file_->reset(file);
   }
 
   const int fd_;

@@ -37,6 +37,7 @@ class AgentProcess {
   bool runs() const noexcept { return child_ != nullptr; }
   pid_t pid() const { return child_->pid(); }
   std::string endpoint() const { return port_.endpoint(); }
+  std::uint16_t port() const noexcept { return port_.number(); }
   std::uint16_t http_port() const noexcept { return http_.number(); }
   std::string socket() const { return (dir_ / (name_ + ".sock")).string(); }
 

@@ -5,14 +5,19 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include "base/deadline.hpp"
 #include "deltasync/receiver.hpp"
 #include "format/tile_set.hpp"
 #include "tests/integration/cluster.hpp"
+#include "tests/support/rationed_link.hpp"
+#include "tools/cli/http_get.hpp"
 
 namespace deltasync::integration {
 namespace {
@@ -102,9 +107,10 @@ class RelayCluster : public Cluster {
     start_agent({"--ring-mib", "64"});
     node_.start({"--ring-mib", "64"});
   }
-  bench::Child relay(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> argv = {DELTASYNC_CLI_BINARY, "--log-level", "off",          "relay", "--from",
-                                     agent_.endpoint(),    "--agent",     node_.socket(), "--json"};
+  bench::Child relay(const std::vector<std::string>& more = {}) { return relay_from(agent_.endpoint(), more); }
+  bench::Child relay_from(const std::string& from, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> argv = {DELTASYNC_CLI_BINARY, "--log-level", "off", "relay", "--from", from, "--agent",
+                                     node_.socket(),       "--json"};
     argv.insert(argv.end(), more.begin(), more.end());
     return spawn(argv);
   }
@@ -266,6 +272,138 @@ TEST_F(RelayCluster, TheTrainersAgentDies) {
   start_agent({"--ring-mib", "64"});
   ASSERT_EQ(wait(publish(2, 4, 0)), 0);
   EXPECT_TRUE(becomes("out", 3));
+}
+
+/// The first version, of which the relay has some, and a child of the node has some of that.
+class RelayStreams : public RelayCluster {
+ protected:
+  void SetUp() override {
+    RelayCluster::SetUp();
+    files_.write("token", std::string(64, 'a'));  // what an agent makes by itself is found by its own port only
+    std::filesystem::permissions(token(), std::filesystem::perms::owner_read);
+    kill_agent();
+    start_agent({"--ring-mib", "64", "--token-file", token()});
+    node_.kill();
+    start_node();
+    ASSERT_EQ(wait(publish(0, 1, 0)), 0);
+    link_ = std::make_unique<test::RationedLink>(agent_.port());
+    link_->grant(5u << 20);
+    start_relay();
+  }
+  void start_relay() {
+    relay_ = std::make_unique<bench::Child>(
+        relay_from(link_->endpoint(), {"--streams", "1", "--local", "never", "--token-file", token()}));
+  }
+  void start_node() { node_.start({"--ring-mib", "64", "--token-file", token()}); }
+  std::string token() const { return out("token").string(); }
+  bench::Child pull(const std::string& from, const std::string& to) {
+    return spawn({DELTASYNC_CLI_BINARY, "--log-level", "off", "pull", "--from", from, "--out", out(to).string(),
+                  "--streams", "1", "--local", "never", "--json", "--token-file", token()});
+  }
+  void node_serves(int version) {
+    EXPECT_EQ(wait(pull(node_.endpoint(), "later")), 0);
+    EXPECT_EQ(current("later"), version);
+  }
+  void start_child(const std::string& from) {
+    child_ = std::make_unique<bench::Child>(pull(from, "out"));
+    const Deadline limit = in_time();
+    while (sent_by_node() < (1u << 20) && !limit.passed()) sleep_ms(2);
+    ASSERT_FALSE(limit.passed());
+    ASSERT_EQ(current("out"), kNothing);
+  }
+  std::string both() const { return node_.endpoint() + "," + agent_.endpoint(); }
+  std::uint64_t sent_by_node() const {
+    const auto page = tools::http_get({{"127.0.0.1", node_.http_port()}, {}}, "/metrics", in_time());
+    EXPECT_TRUE(page) << page.error().to_string();
+    std::uint64_t sum = 0;
+    std::istringstream lines(page ? *page : std::string());
+    for (std::string text; std::getline(lines, text);) {
+      if (text.rfind("deltasync_sent_bytes_total{", 0) != 0) continue;
+      sum += static_cast<std::uint64_t>(std::stod(text.substr(text.rfind(' '))));
+    }
+    return sum;
+  }
+  void go_on() { link_->grant(std::size_t{1} << 40); }
+  void child_has_all() {
+    const Json report = line(*child_);
+    EXPECT_EQ(report.at("mode"), "full");
+    EXPECT_LT(report.at("wire_bytes").get<std::uint64_t>(), 14u << 20) << "of 9 MiB: what it had stays";
+    EXPECT_EQ(current("out"), 0);
+  }
+  void child_has_all_within(std::chrono::seconds limit) {
+    const auto since = std::chrono::steady_clock::now();
+    child_has_all();
+    EXPECT_LT(std::chrono::steady_clock::now() - since, limit);
+  }
+
+  std::unique_ptr<test::RationedLink> link_;
+  std::unique_ptr<bench::Child> relay_;
+  std::unique_ptr<bench::Child> child_;
+};
+
+TEST_F(RelayStreams, TheRelayIsStopped) {
+  start_child(both());
+  ::kill(relay_->pid(), SIGSTOP);
+  go_on();
+  child_has_all_within(std::chrono::seconds(15));  // five of them without a tile
+  ::kill(relay_->pid(), SIGCONT);
+  node_serves(0);
+}
+
+/// Its child knows no other agent.
+TEST_F(RelayStreams, TheRelayIsStoppedAndGoesOn) {
+  start_child(node_.endpoint());
+  ::kill(relay_->pid(), SIGSTOP);
+  go_on();
+  sleep_ms(6'500);  // what arrives is not offered any more
+  ASSERT_EQ(current("out"), kNothing);
+  ::kill(relay_->pid(), SIGCONT);
+  child_has_all();
+}
+
+TEST_F(RelayStreams, TheRelayIsKilled) {
+  start_child(both());
+  ::kill(relay_->pid(), SIGKILL);
+  child_has_all_within(std::chrono::seconds(5));
+}
+
+TEST_F(RelayStreams, TheNodesAgentIsStopped) {
+  start_child(both());
+  ::kill(node_.pid(), SIGSTOP);
+  child_has_all_within(std::chrono::seconds(10));
+  ::kill(node_.pid(), SIGCONT);
+}
+
+TEST_F(RelayStreams, TheRelayIsKilledAndStartedAgain) {
+  start_child(node_.endpoint());
+  ::kill(relay_->pid(), SIGKILL);
+  go_on();
+  start_relay();
+  child_has_all();
+}
+
+TEST_F(RelayStreams, TheNodesAgentIsKilledAndStartedAgain) {
+  start_child(node_.endpoint());
+  node_.kill();
+  start_node();
+  go_on();
+  child_has_all();
+  EXPECT_EQ(line(*relay_).at("mode"), "full");
+  node_serves(0);
+}
+
+/// Both, and another version meanwhile.
+TEST_F(RelayStreams, AllOfItsNodeIsKilledAndStartedAgain) {
+  start_child(node_.endpoint());
+  ::kill(relay_->pid(), SIGKILL);
+  node_.kill();
+  ASSERT_EQ(wait(publish(1, 2, 0)), 0);
+  start_node();
+  go_on();
+  start_relay();
+  EXPECT_EQ(line(*child_).at("mode"), "full");
+  EXPECT_EQ(current("out"), 1);
+  node_serves(1);
 }
 
 TEST_F(RelayCluster, ASecondRelayOfANodeIsRefused) {

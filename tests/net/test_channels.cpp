@@ -14,6 +14,8 @@
 
 #include <array>
 #include <csignal>
+#include <cstring>
+#include <filesystem>
 #include <future>
 #include <numeric>
 #include <optional>
@@ -383,6 +385,41 @@ TEST_P(ChannelTest, AFileThatEndsEarlyIsAnError) {
   Permit permit;
   std::uint64_t sent = 0;
   EXPECT_EQ(start(stream_->send_file(file.get(), 0, 10, permit, kLong, &sent)).get().error().code(), Errc::io);
+}
+
+/// More than one may come along: all but the last are closed.
+TEST(PlainChannel, KeepsOneFileOfThoseThatComeAlong) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const UniqueFd from(ends[0]);
+  const UniqueFd to(ends[1]);
+  UniqueFd kept;
+  const auto channel = plain_channel(to.get(), &kept);
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  const auto before = open_files();
+  for (std::size_t sent = 1; sent <= 4; ++sent) {
+    const std::array<int, 4> files{0, 1, 2, 0};
+    std::byte byte{1};
+    iovec piece{&byte, 1};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof files)> control{};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(sent * sizeof(int));
+    cmsghdr* const along = CMSG_FIRSTHDR(&message);
+    along->cmsg_level = SOL_SOCKET;
+    along->cmsg_type = SCM_RIGHTS;
+    along->cmsg_len = CMSG_LEN(sent * sizeof(int));
+    std::memcpy(CMSG_DATA(along), files.data(), sent * sizeof(int));
+    ASSERT_EQ(::sendmsg(from.get(), &message, 0), 1);
+    ASSERT_EQ(channel->receive(std::span(&piece, 1))->bytes, 1u);
+    EXPECT_TRUE(kept);
+    EXPECT_EQ(open_files(), before + 1);
+  }
 }
 
 }  // namespace

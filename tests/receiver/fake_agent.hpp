@@ -69,6 +69,7 @@ class FakeAgent {
     bool hides_changes = false;  ///< steps say that they change one element
     wire::Protocols protocols;
     std::uint32_t pack_threads = 0;
+    bool arriving = false;                         ///< what full plans are of, for who takes that
     double bytes_per_s = 0;                        ///< of all connections together; 0: as fast as it goes
     std::uint64_t slow_bytes = ~std::uint64_t{0};  ///< after which bytes_per_s ends
     bool same_host = false;                        ///< its clock is ours

@@ -247,6 +247,7 @@ Status FakeAgent::answer_plan(Peer& peer, const net::Message& message) {
           reply.mode = wire::PlanMode::delta;
         } else {
           reply.mode = wire::PlanMode::full;
+          reply.arriving = setup_.arriving && plan.arriving != 0 ? 1 : 0;
           gone = target != &versions_.back();
           if (plan.partial == 0) live->steps.clear();
         }

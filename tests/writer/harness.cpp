@@ -193,6 +193,35 @@ void MiniAgent::writer_gone(std::uint64_t generation, std::uint32_t slot, std::u
   gone_.push_back(slot);
 }
 
+Status MiniAgent::arrives(std::uint64_t /*connection*/, std::uint64_t /*generation*/, wire::TrainerArrival said,
+                          UniqueFd memory) {
+  Arrived arrived;
+  if (said.version.id.valid()) {
+    const std::shared_ptr<Generation> generation = current();
+    const std::uint64_t half_bytes = generation->segment->half_bytes();
+    DS_ASSIGN(arrived.memory, shm::ArrivingMemory::open(std::move(memory), {said.digests.size(), half_bytes}));
+  }
+  arrived.said = std::move(said);
+  const std::lock_guard lock(mutex_);
+  arrivals_.push_back(std::move(arrived));
+  return {};
+}
+
+std::size_t MiniAgent::arrivals() const {
+  const std::lock_guard lock(mutex_);
+  return arrivals_.size();
+}
+
+wire::TrainerArrival MiniAgent::said(std::size_t i) const {
+  const std::lock_guard lock(mutex_);
+  return arrivals_.at(i).said;
+}
+
+const shm::ArrivingMemory* MiniAgent::memory(std::size_t i) const {
+  const std::lock_guard lock(mutex_);
+  return arrivals_.at(i).memory.get();
+}
+
 void MiniAgent::segment_changed() {
   ++notifications_;
   if (const auto now = current()) now->role->wake();

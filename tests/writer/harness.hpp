@@ -18,6 +18,7 @@
 #include "agent/trainer/trainer_server.hpp"
 #include "base/deadline.hpp"
 #include "deltasync/writer.hpp"
+#include "shm/arriving_memory.hpp"
 #include "shm/roles.hpp"
 #include "tests/support/model.hpp"
 
@@ -52,6 +53,15 @@ class MiniAgent final : public agent::TrainerHooks {
   /// How often ready() was looked at.
   std::uint64_t asked() const { return asked_; }
   std::uint64_t generation() const;
+  /// What a relay has said to come, oldest first, and the memory where; of nothing: none.
+  struct Arrived {
+    wire::TrainerArrival said;
+    std::unique_ptr<shm::ArrivingMemory> memory;
+  };
+  std::size_t arrivals() const;
+  /// By its place; what said() names is a copy.
+  wire::TrainerArrival said(std::size_t i) const;
+  const shm::ArrivingMemory* memory(std::size_t i) const;
   /// Elements that writers have counted as in place in the open fill.
   std::uint64_t progress() const;
   /// "FREE", "FILLING" … of both halves.
@@ -63,6 +73,8 @@ class MiniAgent final : public agent::TrainerHooks {
                               ProcessWatch watch) override;
   void writer_gone(std::uint64_t generation, std::uint32_t slot, std::uint64_t grant) override;
   void segment_changed() override;
+  Status arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerArrival said,
+                 UniqueFd memory) override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
  private:
@@ -87,6 +99,7 @@ class MiniAgent final : public agent::TrainerHooks {
   std::shared_ptr<Generation> current_;  // protected by mutex_, as all below
   VersionId served_;
   std::vector<std::uint32_t> gone_;
+  std::vector<Arrived> arrivals_;
   std::optional<Error> ready_error_;
   std::function<void()> before_open_;
 

@@ -45,7 +45,7 @@ LAYERS = {
     "agent/http/": AGENT | {"agent/core.hpp", "agent/serve/pull_server.hpp", "agent/trainer/trainer_server.hpp",
                             "agent/http/"},
     "agent/": AGENT | {"agent/"},
-    "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "receiver/targets/", "writer/"},
+    "receiver/targets/segment/": {"deltasync/", "base/", "format/", "delta/", "shm/", "receiver/targets/", "writer/"},
     "receiver/targets/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "receiver/targets/"},
     "receiver/local/": {"deltasync/", "base/", "format/", "shm/", "net/", "receiver/"},
     "receiver/": {"deltasync/", "base/", "format/", "placement/", "delta/", "gpu/", "net/", "bucket/", "receiver/"},

@@ -40,8 +40,8 @@ struct RelayTargetOptions {
 ///     until the next one: its frames, and its changes decoded.
 ///   - A commit is final: rollback() of a committed update is unsupported, since receivers may have it by then
 ///     (Receiver::supports_rollback). So a receiver with this target takes no part in a commit over ranks.
-///   - A full update waits in host memory, as large as the model, for its commit; FullUpdatePolicy::in_place is like
-///   stage.
+///   - A full update waits in host memory, as large as the model, for its commit. While the agent serves nothing, it
+///     hands the tiles on to receivers as they come. FullUpdatePolicy::in_place is like stage.
 ///   - Bound again over a segment that holds a version (a restart), it goes on from that one: a delta, not the model.
 ///   - Once the segment is gone (its agent was restarted without it, or took another layout meanwhile), the commit or
 ///     receiver::wait_served() that finds out fails with `aborted`, nothing is committed, and the next pull is a full

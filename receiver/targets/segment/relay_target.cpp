@@ -25,7 +25,10 @@ constexpr auto kServedSlice = std::chrono::milliseconds(500);  ///< between two 
 }  // namespace
 
 RelayTarget::RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Options options)
-    : layout_(std::move(layout)), writer_(std::move(writer)), options_(std::move(options)) {}
+    : layout_(std::move(layout)),
+      writer_(std::move(writer)),
+      options_(std::move(options)),
+      staging_(*layout_, *writer_) {}
 
 // ---- what the segment holds ----------------------------------------------------------------------------------------
 
@@ -80,7 +83,7 @@ Result<TileRows> RelayTarget::live_tile(const Tile& tile, std::vector<std::byte>
 
 void RelayTarget::invalidate() noexcept {
   committed_.reset();
-  own_.release();
+  own_.reset();
   live_ = {};
   for (Sealed& half : sealed_) half = {};
   last_.clear();
@@ -133,10 +136,9 @@ Status RelayTarget::begin_full(FullUpdatePolicy policy, const CallContext& until
     return Error(Errc::no_space, "a full update over the live version " + to_string(committed_->version) +
                                      " needs a second copy in host memory, which the policy refuses");
   }
-  auto memory = HostMemory::map(layout_->half_bytes(), *pool_, until);
-  if (!memory.ok()) return std::move(memory).error().with_context("memory for a full update");
-  staging_ = *std::move(memory);
-  return {};
+  // Where something is served already a delta may do for those who have it: they wait for the commit.
+  const bool first = !committed_ && !held_version(*writer_);
+  return staging_.open(first, *pool_, until).with_context("memory for a full update");
 }
 
 Result<TileRows> RelayTarget::full_tile(const Tile& tile, std::vector<std::byte>& /*changed in place*/) {
@@ -161,9 +163,8 @@ Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
         "relay keeps_aside version=\"{}\" reason=\"the segment has it with other bytes than it was "
         "published with; the next version replaces them\"",
         to_string(state.version));
-    own_.swap(staging_);
-    staging_.release();
-    live_ = own_.span();
+    live_ = staging_.span();
+    own_ = staging_.take();
     committed_ = std::move(state);
     return {};
   }
@@ -196,7 +197,8 @@ Status RelayTarget::publish(TargetState state, std::vector<StagedStep> steps, De
   }
   last_ = own_ || staging_ ? std::vector<StagedStep>() : std::move(steps);
   committed_ = std::move(state);
-  own_.release();
+  own_.reset();
+  staging_.committed();
   staging_.release();
   return look_at_segment();
 }

@@ -4,7 +4,7 @@
 // What is where:
 //   the segment  the committed version. This process is the segment's only writer, so the half stays as it is until
 //                the target itself commits the next one.
-//   staging_     a full update until its commit
+//   staging_     a full update until its commit; the first one is handed on while it comes
 //   last_        the delta to the committed version, from the one that the other half has still: where both are known,
 //                a commit changes that half in place, instead of copying the model
 //   own_         the committed version where the segment has the same one with other bytes: somebody wrote to it. It
@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +23,7 @@
 #include "deltasync/writer.hpp"
 #include "format/segment.hpp"
 #include "format/tiling.hpp"
-#include "receiver/targets/host_memory.hpp"
+#include "receiver/targets/segment/arriving_update.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "receiver/targets/segment/tile_patches.hpp"
 #include "receiver/targets/target.hpp"
@@ -63,6 +64,12 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   void discard_full() noexcept override { staging_.release(); }
   Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override;
   Status wait_served(const CallContext& until) override;
+  void comes(const Version& version, const Digest128& root, std::span<const std::uint64_t> digests,
+             std::span<const std::uint8_t> have) override {
+    staging_.announce(version, root, digests, have);
+  }
+  void came(std::span<const std::uint64_t> tiles) override { staging_.came(tiles); }
+  void comes_no_more() noexcept override { staging_.give_up(); }
   std::string advertised() const override { return options_.advertise; }
   std::uint64_t agent_instance() const override { return deltasync::agent_instance(*writer_); }
   void tell_parents(wire::Parents parents) override { deltasync::tell_parents(*writer_, std::move(parents)); }
@@ -89,9 +96,9 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   const Options options_;
   ThreadPool* pool_ = nullptr;
   std::optional<TargetState> committed_;
-  ByteSpan live_;  ///< of the committed version; empty if there is none
-  HostMemory own_;
-  HostMemory staging_;
+  ByteSpan live_;              ///< of the committed version; empty if there is none
+  std::shared_ptr<void> own_;  ///< the memory
+  ArrivingUpdate staging_;
   Sealed sealed_[shm::kHalves];
   std::vector<StagedStep> last_;  ///< to the committed version; empty: unknown
   bool known_served_ = false;

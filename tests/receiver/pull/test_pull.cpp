@@ -130,6 +130,16 @@ TEST_F(PullTest, AWaitThatEndsCostsNoConnection) {
   EXPECT_LE(agent_->connections() - before, 4u) << "now and then the machine was busy";
 }
 
+/// The next one may be a delta away, once it is whole: who has a version keeps it until then.
+TEST_F(PullTest, OnlyTheFirstVersionIsTakenWhileItArrives) {
+  start();
+  pull_and_commit();
+  EXPECT_EQ(agent_->plans().back().arriving, 1);
+  step();
+  pull_and_commit({.newer = true});
+  EXPECT_EQ(agent_->plans().back().arriving, 0);
+}
+
 /// How long a version is waited for bounds no transfer, and that none came is no failure, whether there was an agent.
 TEST_F(PullTest, AWaitMayEndLongBeforeThePull) {
   start();

@@ -118,6 +118,27 @@ TEST_F(CompactPull, IsNotAskedForOverAFastLink) {
   EXPECT_EQ(asked_compact(), 0u);
 }
 
+/// A version that arrives at the agent comes as fast as it comes there.
+TEST_F(CompactPull, AVersionThatArrivesSaysNothingOfTheLink) {
+  for (const bool arrives : {false, true}) {
+    FakeAgent::Setup setup;
+    setup.compact = true;
+    setup.bytes_per_s = 4e6;
+    setup.arriving = arrives;
+    receiver::Tuning tuning = quick();
+    tuning.link_sample_bytes = 512u << 10;
+    tuning.item_bytes = 1u << 20;
+    start(setup, tuning);
+    EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+    for (int i = 0; i < 2; ++i) {
+      step(0.1);
+      EXPECT_EQ(pull_and_commit().mode, PullMode::delta);
+    }
+    EXPECT_EQ(asked_compact(), arrives ? 0u : 1u) << "an agent without packing threads says as much as any other";
+    receiver_.reset();
+  }
+}
+
 TEST_F(CompactPull, SeveralStepsAndBack) {
   start_slow();
   pull_and_commit();

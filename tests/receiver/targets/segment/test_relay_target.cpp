@@ -1,11 +1,15 @@
 // The relay's target over a real segment: what its agent serves is always a whole version with the digests that came
 // with it, and whatever goes wrong, the one before stays.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -138,6 +142,155 @@ TEST_F(RelayTargetTest, FullThenDeltas) {
   const Reference after = trainer_->step(0.01);
   ASSERT_TRUE(ok(commit({whole, after})));
   EXPECT_TRUE(holds(after));
+}
+
+// ---- the first version, while it comes -----------------------------------------------------------------------------
+
+class RelayTargetStreams : public RelayTargetTest {
+ protected:
+  std::vector<std::uint8_t> none() const {
+    return std::vector<std::uint8_t>(static_cast<std::size_t>(trainer_->layout()->tile_count()), 0);
+  }
+  void comes(const Reference& reference, std::span<const std::uint8_t> have) {
+    target_->comes(reference.state.version, reference.state.root, reference.state.digests, have);
+  }
+  void came(const Reference& reference, std::uint64_t tile) {
+    ASSERT_TRUE(ok(put_from_half(*target_, reference, tile_of(*trainer_->layout(), tile))));
+    target_->came({&tile, 1});
+  }
+  bool told(std::size_t arrivals) {
+    return eventually([&] { return agent_->arrivals() >= arrivals; });
+  }
+  std::uint64_t tile_there(std::size_t i, std::uint64_t tile) const {
+    return delta::tile_digest(*trainer_->layout(), agent_->memory(i)->model(), tile);
+  }
+};
+
+TEST_F(RelayTargetStreams, IsSharedTileByTile) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  came(first, 0);
+  EXPECT_EQ(agent_->arrivals(), 0u) << "nobody has said of which version";
+  std::vector<std::uint8_t> have = none();
+  have[0] = 1;
+  comes(first, have);
+  ASSERT_TRUE(told(1));
+  EXPECT_EQ(agent_->said(0).version, first.state.version);
+  EXPECT_EQ(agent_->said(0).root, first.state.root);
+  EXPECT_EQ(agent_->said(0).digests, first.state.digests);
+  const shm::ArrivingMemory& there = *agent_->memory(0);
+  EXPECT_TRUE(there.in_place(0)) << "what was there";
+  EXPECT_FALSE(there.in_place(1));
+  came(first, 1);
+  came(first, 1);
+  EXPECT_EQ(there.tiles_in_place(), 2u);
+  EXPECT_EQ(tile_there(0, 0), first.state.digests[0]);
+  EXPECT_EQ(tile_there(0, 1), first.state.digests[1]);
+  comes(first, have);
+  fill_full(*target_, first);
+  EXPECT_NE(agent_->halves().find("FREE"), std::string::npos);
+  EXPECT_EQ(agent_->halves().find("FILLING"), std::string::npos) << "no half is concerned";
+  ASSERT_TRUE(ok(target_->commit_full(first.state, in_time())));
+  ASSERT_TRUE(holds(first));
+  EXPECT_EQ(agent_->arrivals(), 1u) << "told once; the version itself says the rest";
+  const Reference second = trainer_->step(0.02);
+  ASSERT_TRUE(ok(commit({first, second})));
+  EXPECT_TRUE(holds(second));
+}
+
+/// What was announced is one version for ever.
+TEST_F(RelayTargetStreams, AnotherVersionIsNotShared) {
+  const Reference first = trainer_->now();
+  const Reference second = trainer_->step(0.5);
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  comes(first, none());
+  came(first, 0);
+  target_->comes_no_more();
+  ASSERT_TRUE(told(2));
+  EXPECT_FALSE(agent_->said(1).version.id.valid());
+  comes(second, none());
+  fill_full(*target_, second);
+  const std::uint64_t tile = 1;
+  target_->came({&tile, 1});
+  EXPECT_FALSE(agent_->memory(0)->in_place(1));
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
+  EXPECT_TRUE(holds(second));
+  EXPECT_EQ(agent_->arrivals(), 2u);
+}
+
+TEST_F(RelayTargetStreams, ItsEndIsTold) {
+  for (std::size_t round = 0; round < 3; ++round) {
+    ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+    comes(trainer_->now(), none());
+    ASSERT_TRUE(told(2 * round + 1));
+    target_->discard_full();
+    ASSERT_TRUE(told(2 * round + 2));
+    EXPECT_FALSE(agent_->said(2 * round + 1).version.id.valid());
+  }
+}
+
+TEST_F(RelayTargetStreams, NothingIsSharedWhereAVersionIsServed) {
+  ASSERT_TRUE(ok(commit_whole(*target_, trainer_->now())));
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  const Reference second = trainer_->step(0.5);
+  comes(second, none());
+  fill_full(*target_, second);
+  ASSERT_TRUE(ok(target_->commit_full(second.state, in_time())));
+  EXPECT_TRUE(holds(second));
+  EXPECT_EQ(agent_->arrivals(), 0u);
+}
+
+/// The memory that children read is damaged: the half is compared before it is sealed.
+TEST_F(RelayTargetStreams, WhatIsDamagedThereIsNotCommitted) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  comes(first, none());
+  fill_full(*target_, first);
+  target_->full_rows(0)[0] ^= std::byte{1};
+  EXPECT_TRUE(fails(target_->commit_full(first.state, in_time()), Errc::corrupt));
+  EXPECT_EQ(target_->committed(), nullptr);
+  target_->discard_full();
+  ASSERT_TRUE(ok(commit_whole(*target_, first)));
+  EXPECT_TRUE(holds(first));
+}
+
+TEST_F(RelayTargetStreams, AnAgentThatIsStartedAgainHearsOfIt) {
+  const Reference first = trainer_->now();
+  ASSERT_TRUE(ok(target_->begin_full(FullUpdatePolicy::stage, in_time())));
+  comes(first, none());
+  ASSERT_TRUE(told(1));
+  came(first, 0);
+  agent_.reset();
+  came(first, 1);  // nobody is there: it goes on
+  agent_ = std::make_unique<MiniAgent>(dir_->path());
+  ASSERT_TRUE(eventually([&] {
+    came(first, 2);
+    return agent_->arrivals() != 0;
+  }));
+  EXPECT_EQ(agent_->said(0).version, first.state.version);
+  EXPECT_EQ(agent_->memory(0)->tiles_in_place(), 3u);
+  fill_full(*target_, first);
+  ASSERT_TRUE(ok(target_->commit_full(first.state, in_time())));
+  EXPECT_TRUE(holds(first));
+}
+
+/// Then it waits as later ones do.
+TEST_F(RelayTargetStreams, WithoutMemoryThatCanBeSharedItWaitsInItsOwn) {
+  const Reference first = trainer_->now();
+  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{4096, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status begun = target_->begin_full(FullUpdatePolicy::stage, in_time());
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, ignored);
+  ASSERT_TRUE(ok(begun));
+  comes(first, none());
+  fill_full(*target_, first);
+  ASSERT_TRUE(ok(target_->commit_full(first.state, in_time())));
+  EXPECT_TRUE(holds(first));
+  EXPECT_EQ(agent_->arrivals(), 0u);
 }
 
 TEST_F(RelayTargetTest, AChainIsOneVersion) {
