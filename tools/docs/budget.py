@@ -6,7 +6,7 @@ import sys
 from pages import ROOT, pages, words
 
 #: What the pages have, rounded up. A change that needs more first removes what is said twice, then raises it.
-TOTAL = 29_640
+TOTAL = 30_000
 #: By directory of docs/: for each page.
 EACH = {"start": 250, "concepts": 340, "guides": 765, "operating": 780, "reference": 1_160, "internals": 690}
 #: Pages that need more: another implementation is written from a format's or a protocol's page alone.
@@ -16,8 +16,8 @@ MORE = {
     "docs/reference/cli.md": 1_240,
     "docs/reference/delta_format.md": 2_050,
     "docs/reference/shm_protocol.md": 1_890,
-    "docs/reference/trainer_protocol.md": 1_370,
-    "docs/reference/wire_protocol.md": 2_820,
+    "docs/reference/trainer_protocol.md": 1_590,
+    "docs/reference/wire_protocol.md": 2_895,
 }
 
 
