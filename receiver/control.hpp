@@ -129,14 +129,17 @@ class Control {
 
   void stop_on(const std::stop_token& stop);
   void leave();
-  bool replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted = {});
-  bool go_where_later(const VersionId& held, bool in_part, Deadline deadline);
   Status connect_once(Connection& connection, std::chrono::milliseconds patience, Deadline deadline);
   Status connect(std::chrono::milliseconds patience, Deadline deadline);
+
+  // which agent (control_agents.cpp)
+  bool replace(Deadline deadline, const std::function<bool(Connection&)>& is_wanted = {});
+  bool go_where_later(const VersionId& held, bool in_part, Deadline deadline);
   void note_silent();
   std::vector<std::size_t> in_order() const;
   void try_preferred(Deadline deadline);
   void wait_longer();
+
   void tell_standing();
   /// The header of the answer to `request`; an `error` message ends up in `answer`.
   template <class T>

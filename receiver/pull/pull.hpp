@@ -71,7 +71,9 @@ class Pull {
   /// Whole, or the plan ended early and another one is due.
   enum class Progress : std::uint8_t { whole, replan };
 
+  // planning (pull_plan.cpp)
   Result<wire::PlanReply> plan();
+  Deadline wait_by() const;
   Status keep_waiting();
   Answer<wire::PlanReply> ask(const wire::PlanRequest& question);
   Status look_at_parents();
@@ -155,7 +157,6 @@ class Pull {
   Error stopped(Error error);
   Error out_of_time() const;
   bool waited_in_vain(const Error& error) const;
-  Deadline wait_by() const;
   std::uint64_t bytes_received() const { return s_.control.bytes_received() + s_.streams.bytes_received(); }
 
   const Session s_;
