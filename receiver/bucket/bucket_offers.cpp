@@ -148,6 +148,11 @@ Status BucketReceiver::hear_offer(BucketSession& session, const CallContext& unt
     return Error(Errc::protocol, wire::describe(message.header) + " came where a bucket_begin was due");
   }
   DS_ASSIGN(wire::BucketBegin begin, wire::BucketBegin::decode(message.payload));
+  if (begin.version.id == VersionId{}) {
+    const TargetState* const committed = target_->committed();
+    const wire::BucketHeld held{committed != nullptr ? committed->version.id.epoch : 0};
+    return session.answer(message.header.request, until, held.encode());
+  }
   if (!begin.version.id.valid()) return Error(Errc::invalid_argument, "a version with epoch 0 cannot be committed");
   status_->offered(begin.version);
   session.offer = BucketSession::Offer{std::move(begin.version), message.header.request};

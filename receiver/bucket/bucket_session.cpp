@@ -83,8 +83,8 @@ Result<net::Message> BucketSession::receive(const CallContext& until) {
   return socket_.recv(wire::kRangesBytesMax, until.deadline());
 }
 
-Status BucketSession::answer(std::uint64_t request, const CallContext& until) {
-  Status sent = socket_.send(wire::Type::end, request, {}, until.deadline());
+Status BucketSession::answer(std::uint64_t request, const CallContext& until, ByteSpan payload) {
+  Status sent = socket_.send(wire::Type::end, request, payload, until.deadline());
   if (!sent && socket_.last_words()) return given_up(*socket_.last_words());
   return sent;
 }

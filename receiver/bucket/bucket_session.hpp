@@ -39,7 +39,7 @@ class BucketSession {
   /// While a version comes a stop ends the conversation.
   void stop_on(const std::stop_token& stop) { socket_.stop_on(stop); }
   Result<net::Message> receive(const CallContext& until);
-  Status answer(std::uint64_t request, const CallContext& until);
+  Status answer(std::uint64_t request, const CallContext& until, ByteSpan payload = {});
   /// What a version ends with whose trainer says an error.
   static Error given_up(const Error& said);
   /// Tells the trainer why, and closes.

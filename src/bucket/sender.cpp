@@ -94,6 +94,12 @@ Status Sender::connect(const CallContext& until) {
   }
 }
 
+Status Sender::connect_if_closed(const CallContext& until) {
+  if (!socket_.open() || socket_.peer_closed()) DS_TRY(connect(until));
+  socket_.stop_on(until.stop());
+  return {};
+}
+
 Status Sender::await(std::uint64_t request, const CallContext& until) {
   auto answer = socket_.recv_answer(request, wire::Type::end, until.deadline());
   if (!answer) return std::move(answer).error();
@@ -113,11 +119,21 @@ Status Sender::check_begun() const {
   return Error(Errc::invalid_argument, "no version has begun, or it failed");
 }
 
+Result<std::uint64_t> Sender::epoch_held(const CallContext& until) {
+  if (begun_) return Error(Errc::invalid_argument, "a version has begun already: finish or abort it first");
+  DS_TRY(connect_if_closed(until));
+  const Status sent = socket_.send(++request_, wire::BucketBegin{}, until.deadline());
+  if (!sent) return failed(sent.error());
+  auto answer = socket_.recv_answer(request_, wire::Type::end, until.deadline());
+  if (!answer) return failed(std::move(answer).error()).with_context("asking the engine what it has");
+  DS_ASSIGN(const wire::BucketHeld held, wire::BucketHeld::decode(answer->payload));
+  return held.epoch;
+}
+
 Status Sender::begin(const Version& version, const CallContext& until) {
   if (begun_) return Error(Errc::invalid_argument, "a version has begun already: finish or abort it first");
   if (!version.id.valid()) return Error(Errc::invalid_argument, "a version with epoch 0");
-  if (!socket_.open() || socket_.peer_closed()) DS_TRY(connect(until));
-  socket_.stop_on(until.stop());
+  DS_TRY(connect_if_closed(until));
   outgoing_.begin();
   Status sent = socket_.send(++request_, wire::BucketBegin{version}, until.deadline());
   if (sent) sent = await(request_, until);

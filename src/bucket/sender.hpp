@@ -44,6 +44,8 @@ class Sender {
   const Share& share() const noexcept { return outgoing_.share(); }
   std::uint64_t half_bytes() const noexcept { return memory_->half_bytes(); }
 
+  /// Of the version that the engine has, once it wants one; 0: it has none.
+  Result<std::uint64_t> epoch_held(const CallContext& until);
   /// Begins a version, once the engine wants it.
   Status begin(const Version& version, const CallContext& until);
   /// Where the next bytes of a tensor go: `to.size()` of them, from byte `from` on. They are to be there at the next
@@ -67,6 +69,7 @@ class Sender {
   Sender(LayoutPtr layout, SenderOptions options, Share share, std::unique_ptr<BucketMemory> memory,
          std::vector<std::byte> hello);
   Status connect(const CallContext& until);
+  Status connect_if_closed(const CallContext& until);
   Status connect_once(const CallContext& until);
   Status issue(const CallContext& until);
   Status await(std::uint64_t request, const CallContext& until);

@@ -46,6 +46,18 @@ Result<BucketBegin> BucketBegin::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
+std::vector<std::byte> BucketHeld::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter(bytes).put(epoch);
+  return bytes;
+}
+Result<BucketHeld> BucketHeld::decode(ByteSpan payload) {
+  Decoder in(payload, "bucket_held");
+  BucketHeld m;
+  m.epoch = in.get<std::uint64_t>();
+  return in.finish(m);
+}
+
 std::vector<std::byte> BucketChunk::encode() const {
   std::vector<std::byte> bytes;
   bytes.reserve(16 + 4 * parts.size() + 8 * digests.size());

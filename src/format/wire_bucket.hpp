@@ -26,12 +26,21 @@ struct BucketHello {
   static Result<BucketHello> decode(ByteSpan payload);
 };
 
-/// A version begins. Answered when the engine wants it.
+/// A version begins. Answered when the engine wants it. With an id of zeros it is a question instead, answered with
+/// BucketHeld when the engine wants any version.
 struct BucketBegin {
   static constexpr Type kType = Type::bucket_begin;
   Version version;
   std::vector<std::byte> encode() const;
   static Result<BucketBegin> decode(ByteSpan payload);
+};
+
+/// What a trainer's new epoch is to come after.
+struct BucketHeld {
+  static constexpr Type kType = Type::end;
+  std::uint64_t epoch = 0;  ///< of the engine's version; 0: it has none
+  std::vector<std::byte> encode() const;
+  static Result<BucketHeld> decode(ByteSpan payload);
 };
 
 /// Whole tensors, or bands of one. Where they lie in the half follows from their order (bucket/chunk.hpp).

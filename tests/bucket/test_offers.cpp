@@ -175,6 +175,28 @@ TEST_F(BucketOffers, WhatIsNotWantedIsRefusedAndWhatIsWantedTaken) {
   EXPECT_THAT(told(version_of(10), {.number = 2, .epoch = 81}, of_epoch(81, 2)), HasSubstr("number 2 is wanted"));
 }
 
+TEST_F(BucketOffers, ATrainerAsksForTheEpochOfWhatTheEngineHas) {
+  std::thread trainer([&] {
+    auto sender = open();
+    ASSERT_TRUE(sender.ok()) << sender.error().message();
+    for (const std::uint64_t held : {std::uint64_t{0}, kEpoch}) {
+      const auto said = (*sender)->epoch_held(soon());
+      ASSERT_TRUE(said.ok()) << said.error().message();
+      EXPECT_EQ(*said, held);
+      ASSERT_TRUE((*sender)->begin(version_of(held + 1), soon()).ok());
+      EXPECT_EQ((*sender)->epoch_held(soon()).error().code(), Errc::invalid_argument);
+      (*sender)->abort(Error(Errc::aborted, "it was a question"));
+      EXPECT_TRUE(send(**sender, model_.half, held + 2).ok());
+    }
+  });
+  const auto receiver = connect();
+  for (const std::uint64_t held : {std::uint64_t{0}, kEpoch}) {
+    EXPECT_EQ(take(**receiver, held + 1).error().code(), Errc::aborted);
+    EXPECT_TRUE(take(**receiver, held + 2).ok());
+  }
+  trainer.join();
+}
+
 TEST_F(BucketOffers, TheNewestIsWaitedForOnceOneRankOffersIt) {
   Signal go;
   std::vector<std::thread> ranks;

@@ -115,6 +115,7 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<BucketBegin>("bucket_begin", {{{{1, 2}, "three"}}}));
   cases.push_back(make_case<BucketChunk>(
       "bucket_chunk", {{0, {{7, 0, 0}, {999'999, 0, 0}}, {1, 0xFEDCBA9876543210, 3}}, {1, {{5, 300, 4000}}, {9}}, {}}));
+  cases.push_back(make_case<BucketHeld>("bucket_held", {{1ull << 40 | 5}}));
   cases.push_back(make_case<BucketFinish>("bucket_finish", {{90'000, 1ull << 40, digest_of(6)}}));
   return cases;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import subprocess
 import sys
 import threading
@@ -133,6 +134,51 @@ def test_two_ranks_send_a_plan_of_fused_and_sliced_memory(path: str) -> None:
             receiver.update(7)
     assert first.error is None and second.error is None
     assert torch.equal(fused, torch.cat([tensors["q"][32:], tensors["k"][32:]]))
+
+
+@pytest.mark.parametrize("policy", ["follow", "wait", "fail"])
+def test_a_trainer_that_starts_again_is_later_than_what_the_engine_has(path: str, tmp_path: Path, policy: str) -> None:
+    """Whatever brought that: an agent's trainer, of which it knows nothing, or the one before. The engine starts again
+    each time, too."""
+    tensors = {"a": torch.zeros(4)}
+
+    def of_an_agent(sender: BucketSender) -> None:
+        sender.send(tensors, deltasync.Version(7 << 32, 9))
+
+    def own(sender: BucketSender) -> None:
+        assert sender.send(tensors) == deltasync.Version(sender.epoch, 1)
+        assert sender.send(tensors) == deltasync.Version(sender.epoch, 2)
+
+    taken: list[tuple[int, int]] = []
+    for play in (of_an_agent, own, own):
+        with (
+            Trainer(path, tensors, play) as trainer,
+            Receiver(f"bucket:{path}", directory=tmp_path, on_older_epoch=policy, timeout=LIMIT_S) as receiver,
+        ):
+            for _ in range(2 if play is own else 1):
+                version = receiver.follow().commit().version
+                taken.append((version.epoch >> 32, version.number))
+        assert trainer.error is None
+    assert taken == [(7, 9), (8, 1), (8, 2), (9, 1), (9, 2)]
+
+
+def test_rank_0_has_the_epoch_for_all(path: str) -> None:
+    tensors = {"a": torch.zeros(4), "b": torch.ones(4)}
+    epochs: queue.Queue[int] = queue.Queue()
+
+    def first(sender: BucketSender) -> None:
+        epochs.put(sender.epoch)
+        sender.send(tensors)
+
+    def second(sender: BucketSender) -> None:
+        sender.send(tensors)
+
+    with Trainer(path, tensors, first, ranks=2, tensors=["a"]) as one:
+        with Receiver(f"bucket:{path}", background=True, timeout=LIMIT_S) as receiver:
+            epoch = epochs.get(timeout=LIMIT_S)
+            with Trainer(path, tensors, second, rank=1, ranks=2, tensors=["b"], epoch=epoch) as other:
+                assert receiver.commit().version == deltasync.Version(epoch, 1)
+    assert one.error is None and other.error is None
 
 
 def test_ranks_count_the_calls_that_fail_before_they_offer_anything(path: str) -> None:
@@ -327,7 +373,7 @@ def test_a_module_of_another_model_is_refused_before_anything_is_written(path: s
 def test_arguments_that_cannot_be(path: str) -> None:
     tensors = {"a": torch.zeros(4)}
     with pytest.raises(InvalidArgument, match="several ranks without epoch="):
-        BucketSender(path, tensors, ranks=2)
+        BucketSender(path, tensors, rank=1, ranks=2)
     with pytest.raises(NotFound, match="no tensor 'b'"):
         BucketSender(path, tensors, tensors=["b"])
     with pytest.raises(CoverageError, match="names none"):

@@ -63,6 +63,12 @@ void bind_bucket(nb::module_& module) {
                   "tensors"_a = std::vector<std::uint32_t>(), "bucket_bytes"_a = std::uint64_t{256} << 20,
                   "name"_a = "trainer", "timeout"_a = 60.0, "tensors: ascending layout indices; none: all.")
       .def(
+          "epoch_held",
+          [](Sender& sender, double timeout) {
+            return unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return sender.epoch_held(call); }));
+          },
+          "timeout"_a = 60.0, "Of the version that the engine has, once it wants one; 0: it has none.")
+      .def(
           "begin",
           [](Sender& sender, const Version& version, double timeout) {
             unwrap(stoppable_until(timeout, [&](const CallOptions& call) { return sender.begin(version, call); }));

@@ -29,7 +29,7 @@ class BucketSender:
     Of two buckets of ``bucket_bytes`` one is filled while the engine copies the other; a tensor that is larger goes in
     several.
     ``rank``, ``ranks``: of the processes that send to this engine, each with its ``tensors`` (names; by default all).
-    Together they send every tensor once. They share one ``epoch`` (:func:`make_epoch`, called by one of them).
+    Together they send every tensor once. They share one ``epoch``: rank 0's :attr:`epoch`, which it gives the others.
 
     One thread at a time.
     """
@@ -50,9 +50,9 @@ class BucketSender:
     ) -> None:
         self.timeout = seconds("BucketSender", timeout)
         self.layout, sidecar = layout_of(model, dtype=dtype)
-        if epoch is None and ranks != 1:
-            raise InvalidArgument("BucketSender: several ranks without epoch=", "make_epoch() on one, for all of them")
-        self.epoch = make_epoch() if epoch is None else _checks.whole("epoch", epoch, 1, 2**64 - 1)
+        if epoch is None and rank != 0:
+            raise InvalidArgument("BucketSender: several ranks without epoch=", "give them that of rank 0's sender")
+        self._epoch = None if epoch is None else _checks.whole("epoch", epoch, 1, 2**64 - 1)
         self._index = {tensor.name: index for index, tensor in enumerate(self.layout)}
         self._mine = set(range(len(self.layout))) if tensors is None else {self._index_of(name) for name in tensors}
         if not self._mine:
@@ -70,6 +70,12 @@ class BucketSender:
             self.timeout,
         )
 
+    @property
+    def epoch(self) -> int:
+        """Of its versions. Unless it was given it comes after that of the engine's version, which is asked for once:
+        at the first :meth:`send`, or here, until ``timeout``. The engine answers when it wants a version."""
+        return self._epoch_until(end_of("epoch", None, self.timeout))
+
     def send(
         self, tensors: Any, version: int | Version | None = None, *, label: str = "", timeout: float | None = None
     ) -> Version:
@@ -86,12 +92,16 @@ class BucketSender:
         ``full_update_policy="in_place"`` none; the next ``send`` connects again. Only where the last answer was lost
         (ConnectionFailed or DeadlinePassed after the last tensor) it may have this one: its own ``version`` tells.
         """
-        native = self._native
-        if native is None:
-            raise InvalidArgument("send: this sender is closed")
-        wanted = self._version(version, label)
+        native = self._opened("send")
+        self._number = self._number_of(version)  # first: calls that fail count, so that ranks mean one version again
+        if isinstance(version, Version) and label:
+            raise InvalidArgument("send: label= with a Version, which has its own; give one of them")
         end = end_of("send", timeout, self.timeout)
         source = TensorSource(tensors)
+        if isinstance(version, Version):
+            wanted = version
+        else:
+            wanted = Version(self._epoch_until(end), self._number, _checks.text("send: label", label))
         native.begin(wanted, left(end))
         try:
             for item in source.items:
@@ -115,15 +125,20 @@ class BucketSender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _version(self, version: int | Version | None, label: str) -> Version:
-        """Calls that fail count, whatever fails: the ranks' next ones must mean one version again."""
+    def _number_of(self, version: int | Version | None) -> int:
         if isinstance(version, Version):
-            self._number = version.number
-            if label:
-                raise InvalidArgument("send: label= with a Version, which has its own; give one of them")
-            return version
-        self._number = self._number + 1 if version is None else version_number("send", version)
-        return Version(self.epoch, self._number, _checks.text("send: label", label))
+            return version.number
+        return self._number + 1 if version is None else version_number("send", version)
+
+    def _epoch_until(self, end: float) -> int:
+        if self._epoch is None:
+            self._epoch = make_epoch(self._opened("epoch").epoch_held(left(end)))
+        return self._epoch
+
+    def _opened(self, call: str) -> _native.BucketSender:
+        if self._native is None:
+            raise InvalidArgument(f"{call}: this sender is closed")
+        return self._native
 
     def _index_of(self, name: str) -> int:
         index = self._index.get(name)
