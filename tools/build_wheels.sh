@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools/build_wheels.sh DIR [3.10 ...]: the Python package as wheels in DIR, one for each of these Python releases. By
-# default 3.10, 3.11 and 3.12; that of 3.12 is for all later ones too (the stable ABI).
+# default those of 3.10, 3.11 and 3.12 that are found; that of 3.12 is for all later ones too (the stable ABI).
 #
 # A wheel runs on any x86-64 Linux with glibc 2.34 or later and needs no package of the system's: libraries are linked
 # statically (DELTASYNC_PORTABLE), and auditwheel puts the others into it. It supports CUDA devices if there is a CUDA
@@ -16,7 +16,6 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 versions=("$@")
-((${#versions[@]})) || versions=(3.10 3.11 3.12)
 
 # python VERSION: its interpreter.
 python() {
@@ -30,6 +29,14 @@ python() {
   echo "build_wheels: no Python $1 on PATH or among pyenv's; install it, or leave it out" >&2
   return 1
 }
+
+if ((${#versions[@]} == 0)); then
+  for version in 3.10 3.11 3.12; do
+    if python "$version" >/dev/null 2>&1; then versions+=("$version"); fi
+  done
+  ((${#versions[@]})) || { echo "build_wheels: no Python 3.10, 3.11 or 3.12 on PATH or among pyenv's" >&2; exit 1; }
+  echo "build_wheels: for Python ${versions[*]}"
+fi
 
 # environment NAME PYTHON PACKAGE...: build-wheel/NAME with these; kept from one run to the next.
 environment() {
