@@ -1,24 +1,38 @@
 #!/usr/bin/env bash
 # Installs what deltasync's build, tests and quickstart need, from Debian 12's own packages. Does nothing (and needs
-# no network and no root) when everything is there. `--check` only tells what is missing and fails if anything is.
+# no network and no root) when everything is there. `--build`: only what the build, wheels and the quickstart need.
+# `--check` only tells what is missing and fails if anything is.
 set -euo pipefail
 
-packages=(
-  # build
+build=(
   build-essential g++ cmake ninja-build ccache pkg-config git
   libboost1.81-dev libxxhash-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libssl-dev
   libtomlplusplus-dev
   prometheus-cpp-dev
-  # tests and lint
-  libgtest-dev libgmock-dev libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev lld-14 shellcheck systemd
-  prometheus zsh fish
-  # the wheel in empty Debian systems (tools/ci/check_wheel_roots.sh)
-  debootstrap iproute2
+  # tools/build.sh configures the tests and builds them unless it is told what to build
+  libgtest-dev libgmock-dev
   # reference decoder, quickstart
   python3 python3-numpy python3-venv python3-pip
   # the Python package
   python3-dev
 )
+tests=(
+  # tests and lint
+  libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev lld-14 shellcheck systemd
+  prometheus zsh fish
+  # the wheel in empty Debian systems (tools/ci/check_wheel_roots.sh)
+  debootstrap iproute2
+)
+
+check=
+packages=("${build[@]}" "${tests[@]}")
+for option in "$@"; do
+  case $option in
+    --build) packages=("${build[@]}") ;;
+    --check) check=1 ;;
+    *) sed -n '2,4s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do
@@ -30,9 +44,7 @@ if ((${#missing[@]} == 0)); then
   exit 0
 fi
 echo "install_deps: missing: ${missing[*]}"
-if [[ ${1:-} == --check ]]; then
-  exit 1
-fi
+[[ -z $check ]] || exit 1
 
 as_root=()
 if ((EUID != 0)); then

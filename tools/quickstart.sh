@@ -60,7 +60,7 @@ run() {
 }
 
 echo "quickstart: packages"
-tools/install_deps.sh 9>&-  # in the foreground: sudo may ask for a password
+tools/install_deps.sh --build 9>&-  # in the foreground: sudo may ask for a password
 echo "quickstart: build"
 run 3600 tools/build.sh --target deltasync deltasync-agent deltasync_archive  # all that cmake --install wants
 

@@ -4,7 +4,7 @@
 # process. What it found lies in build/rl-demo/ afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-tools/install_deps.sh
+tools/install_deps.sh --build
 tools/build_python.sh
 bin=build/python-venv/bin
 if ! "$bin/python" -c 'import matplotlib, transformers' 2>/dev/null; then
