@@ -11,6 +11,8 @@ build=(
   prometheus-cpp-dev
   # tools/build.sh configures the tests and builds them unless it is told what to build
   libgtest-dev libgmock-dev
+  # cpack
+  file
   # reference decoder, quickstart
   python3 python3-numpy python3-venv python3-pip
   # the Python package
