@@ -45,6 +45,12 @@ done
 if ((${#missing[@]} == 0)); then
   exit 0
 fi
+# shellcheck source=/dev/null
+here=$(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}") || true
+if [[ $here != "debian 12" ]]; then
+  echo "install_deps: installs packages of Debian 12; here (${here:-another system}) install what matches them yourself" >&2
+  check=1
+fi
 echo "install_deps: missing: ${missing[*]}"
 [[ -z $check ]] || exit 1
 
