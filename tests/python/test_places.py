@@ -132,3 +132,19 @@ def test_a_weight_that_is_written_in_part_is_named(segment_name: str) -> None:
             receiver.update()
             with pytest.raises(errors.LayoutMismatch, match=r"lacks \[\], the version \['fused'\]"):
                 receiver.load_into(Fused())
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 4)])  # one that copy_ broadcasts, one that it refuses
+def test_a_weight_of_another_shape_is_named_before_anything_is_written(
+    shape: tuple[int, int], segment_name: str
+) -> None:
+    state = {"bias": torch.ones(3), "weight": torch.ones(shape)}
+    with deltasync.WeightManager(state, name=segment_name) as manager:
+        manager.offload(state)
+        module = torch.nn.Linear(4, 3)
+        torch.nn.init.zeros_(module.bias)
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update()
+            with pytest.raises(errors.LayoutMismatch, match=rf"weight: .*\(3, 4\), the version \({shape[0]}, 4\)"):
+                receiver.load_into(module)
+        assert not module.bias.any()

@@ -380,6 +380,10 @@ class Receiver:
         missing = [name for name, own in state.items() if name not in received and not is_covered(own, written)]
         if missing or unexpected:
             raise LayoutMismatch(f"load_into: the module lacks {unexpected[:3]}, the version {missing[:3]}")
+        for name, tensor in received.items():  # copy_ broadcasts
+            if state[name].shape != tensor.shape:
+                has, got = tuple(state[name].shape), tuple(tensor.shape)
+                raise LayoutMismatch(f"load_into: {name}: the module has shape {has}, the version {got}")
         for name, tensor in received.items():
             state[name].detach().copy_(tensor)
 
