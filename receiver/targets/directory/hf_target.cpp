@@ -126,6 +126,7 @@ Result<std::filesystem::path> HfTarget::with_room(const std::function<Result<std
   auto incoming = write();
   if (incoming.ok() || incoming.error().code() != Errc::no_space) return incoming;
   previous_.reset();
+  served_.clear();
   remove_unused();
   return write();
 }
@@ -209,6 +210,7 @@ Status HfTarget::make_current(const std::filesystem::path& incoming, TargetState
     return std::move(model).error();
   }
   DS_ASSIGN(std::string name, store_.publish(incoming, state));
+  std::string served = committed_ ? "" : store_.current().value_or("");
   if (Status status = store_.point_current(name); !status.ok()) {
     model->clear();
     store_.remove_version(name);
@@ -216,6 +218,7 @@ Status HfTarget::make_current(const std::filesystem::path& incoming, TargetState
   }
   previous_.reset();
   if (committed_) previous_ = Previous{std::move(name_), *std::move(committed_), {}};
+  served_ = std::move(served);
   committed_ = std::move(state);
   name_ = std::move(name);
   live_ = std::move(*model);
@@ -229,6 +232,7 @@ void HfTarget::remove_unused() {
   if (previous_) keep.insert(previous_->name);
   if (committed_) {
     keep.insert(name_);
+    if (!served_.empty()) keep.insert(served_);
   } else if (const auto served = store_.current()) {
     keep.insert(*served);  // no base for us, but engines load it
   }
@@ -238,8 +242,8 @@ void HfTarget::remove_unused() {
 Status HfTarget::rollback() {
   if (full_) return Error(Errc::invalid_argument, "a full update is open");
   if (!can_rollback_) return Error(Errc::unsupported, "there is no commit that could be rolled back");
-  if (!previous_) {  // the first version: before it there was nothing
-    DS_TRY(store_.clear_current());
+  if (!previous_) {  // the first version: before it there was nothing, or what another target has left
+    DS_TRY(served_.empty() ? store_.clear_current() : store_.point_current(served_));
     committed_.reset();
     live_.clear();
     name_.clear();

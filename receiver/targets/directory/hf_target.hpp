@@ -91,6 +91,7 @@ class HfTarget final : public Target, public CanRollBack, public CanLendRows {
   std::string name_;  ///< of the committed version
   MappedModel live_;  ///< of the committed version
   std::optional<Previous> previous_;
+  std::string served_;  ///< instead of previous_: what `current` led to, no base of ours, to which rollback() returns
   bool can_rollback_ = false;
   std::optional<OpenFull> full_;
   bool leases_work_ = true;  ///< until a filesystem says otherwise

@@ -230,7 +230,18 @@ TEST_F(HfTargetTest, AnotherLayoutIsServedUntilTheNextCommit) {
   other.trainer().step(0.5);
   ASSERT_TRUE(ok(other.full()));
   EXPECT_EQ(other.differs(), "");
+  ASSERT_TRUE(ok(roll_back(other.target())));
+  EXPECT_EQ(other.target().committed(), nullptr);
+  EXPECT_EQ(hf_.differs(), "") << "engines have loaded it";
   EXPECT_EQ(other.version_count(), 1u);
+  ASSERT_TRUE(ok(other.full()));
+  EXPECT_EQ(other.version_count(), 2u);
+  ASSERT_TRUE(ok(other.delta()));
+  const Reference before = other.held();
+  EXPECT_EQ(other.version_count(), 2u);
+  ASSERT_TRUE(ok(other.delta()));
+  ASSERT_TRUE(ok(roll_back(other.target())));
+  EXPECT_EQ(other.differs(before), "");
 }
 
 TEST_F(HfTargetTest, AnotherSidecarIsServedUntilTheNextCommit) {
@@ -260,7 +271,7 @@ TEST_F(HfTargetTest, AnotherSidecarIsServedUntilTheNextCommit) {
     EXPECT_EQ(compare_directory(served, *hf_.trainer().layout(), before, hf_.held().half), "");
     ASSERT_TRUE(ok(hf_.full()));
     EXPECT_EQ(hf_.differs(), "");
-    EXPECT_EQ(hf_.version_count(), 1u);
+    EXPECT_EQ(hf_.version_count(), 2u) << "a rollback leads to it";
   }
 }
 
