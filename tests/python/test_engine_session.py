@@ -30,12 +30,38 @@ def test_versions_are_the_loaders_bit_by_bit(rig: Rig, ranks: int) -> None:
             if number == 1:
                 assert report.mode == "loaded" and receiver.state == PLACED
                 assert set(receiver.trace.reload) == {"mlp.down.weight"}
+                assert report.unattested == 1
             else:
                 # What is permuted goes through the loader, and nothing else does.
                 # The first one is full if the pull of what is there already was not finished.
                 assert report.mode == "delta" or (number == 2 and report.mode == "full")
                 assert (report.direct, report.reloaded) == (7, 1)
                 assert loader.reloaded[-1] == ["mlp.down.weight"]
+
+
+def test_what_verify_does_not_see_is_named_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """A loader that skips a tensor looks like one that keeps it in a form of its own."""
+    engine, loader, receiver = rig.engine(permutes=False)
+    load_weights = engine.load_weights
+    skipping = lambda weights: load_weights(pair for pair in weights if pair[0] != "norm.weight")  # noqa: E731
+    reload = loader.reload
+
+    def skips(weights: Any) -> None:
+        engine.load_weights = skipping
+        try:
+            reload(weights)
+        finally:
+            engine.load_weights = load_weights
+
+    loader.reload = skips
+    report = update(receiver, 1)
+    assert (report.mode, report.placed) == ("loaded", "placed 8 of 8, 1 unattested")
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "1 tensor(s)" in warning and "norm.weight" in warning
+    rig.publish(2)
+    assert update(receiver, 2).unattested == 1
+    rig.publish(3)
+    assert update(receiver, 3, verify=False).unattested == 8
 
 
 def test_a_doubt_stays_until_an_update(rig: Rig) -> None:

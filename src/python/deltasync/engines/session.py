@@ -150,8 +150,9 @@ class EngineReceiver:
     def commit(self, staging: Staging, *, timeout: float | None = None, verify: bool = False) -> CommitReport:
         """Writes the staged version. What raises leaves the version before in place, unless :attr:`doubt` says why not.
 
-        ``verify``: reads all live memory back and compares; what differs is of no version (CorruptData names it). What
-        the engine's loader has loaded is compared in any case."""
+        ``verify``: reads back and compares what is written in place; what differs is of no version (CorruptData names
+        it). The first load is compared in any case, and what is not equal then goes through the engine's loader from
+        there on, compared by nobody (:attr:`CommitReport.unattested`)."""
         begin = time.monotonic()
         end = end_of("commit", timeout, self.timeout)
         if staging is not self._staging or not staging.done:
@@ -171,6 +172,7 @@ class EngineReceiver:
             mode=mode,
             direct=0 if mode == "loaded" else len(self.trace.placed),
             reloaded=len(self._names()) if mode == "loaded" else len(self.trace.reload),
+            unattested=len(self.trace.reload) if verify or mode == "loaded" else len(self._names()),
             tensors=len(self.trace.specs),
             wire_bytes=report.wire_bytes,
             commit_s=time.monotonic() - begin,
@@ -390,9 +392,15 @@ class EngineReceiver:
             raise Unsupported(f"{self.name}: loading has moved the engine's parameters to other memory")
         tensors = dict(self._receiver.tensors())
         proved = whole_leaves(prove(self.trace, tensors.__getitem__), self.loader.reload_modules())
-        for name, reload in proved.reload.items():
-            if name not in self.trace.reload:
-                _log.info("%s: %s goes through the engine's loader: %s", self.name, name, reload.reason)
+        demoted = [name for name in proved.reload if name not in self.trace.reload]  # not the loader's reload_modules()
+        if demoted:
+            _log.warning(
+                "%s: %d tensor(s) are not in live memory as the trainer has them, so the engine's loader loads them "
+                "each time, and nobody compares them: %s",
+                self.name,
+                len(demoted),
+                "; ".join(f"{name} ({proved.reload[name].reason})" for name in demoted),
+            )
         del tensors
         plan, copies = plan_of(self._receiver.layout, proved)
         self._bound, self._copies = False, copies  # whatever interrupts: what is bound is kept, and no pull goes there
@@ -436,7 +444,7 @@ class EngineReceiver:
     def _attest(self, version: Version, timeout: float) -> None:
         assert self._receiver is not None
         if self._mode == "loaded":
-            return  # compared by the proof
+            return  # compared by the proof, which has bound in place what was equal and nothing else
         try:
             wrong = self._receiver.attest(timeout=timeout)
         except BaseException:

@@ -21,6 +21,9 @@ class CommitReport:
     #: Tensors written in place, and through the engine's loader.
     direct: int
     reloaded: int
+    #: Tensors whose live bytes were not compared with the version. Never are those that go through the engine's loader,
+    #: which keeps them in a form of its own.
+    unattested: int
     #: Of the trainer. Those that are neither are other ranks', another model's, or ignored.
     tensors: int
     #: Received for it.
@@ -30,8 +33,9 @@ class CommitReport:
 
     @property
     def placed(self) -> str:
-        """How many of the trainer's tensors this rank has taken, in words."""
-        return f"placed {self.direct + self.reloaded} of {self.tensors}"
+        """How many of the trainer's tensors this rank has taken, and not compared, in words."""
+        unseen = f", {self.unattested} unattested" if self.unattested else ""
+        return f"placed {self.direct + self.reloaded} of {self.tensors}{unseen}"
 
 
 class Staging:
