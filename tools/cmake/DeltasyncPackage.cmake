@@ -44,8 +44,7 @@ if(DELTASYNC_BUILD_PROGRAMS)
 endif()
 set_target_properties(deltasync_archive PROPERTIES OUTPUT_NAME deltasync EXPORT_NAME deltasync LINKER_LANGUAGE CXX)
 target_compile_features(deltasync_archive PUBLIC cxx_std_20)
-target_include_directories(deltasync_archive PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                                                    $<INSTALL_INTERFACE:include>)
+target_include_directories(deltasync_archive PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
 target_link_libraries(
   deltasync_archive
   PRIVATE PkgConfig::XXHASH
@@ -69,6 +68,7 @@ if(NOT DELTASYNC_INSTALL)
 endif()
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+target_include_directories(deltasync_archive PUBLIC $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltasync)
 
 if(DELTASYNC_BUILD_PROGRAMS)
