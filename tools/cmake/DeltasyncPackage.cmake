@@ -107,8 +107,18 @@ if(DELTASYNC_WITH_CUDA)
     RENAME libdeltasync_cudart.a
     COMPONENT library)
 endif()
-cmake_path(SET pc_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
-string(REGEX REPLACE "[^/]+" ".." pc_prefix "${pc_prefix}")
+# The file finds the prefix from where it lies, unless that is an absolute place outside of it.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  set(pc_prefix "${CMAKE_INSTALL_PREFIX}")
+else()
+  cmake_path(SET up "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  string(REGEX REPLACE "[^/]+" ".." up "${up}")
+  set(pc_prefix "\${pcfiledir}/${up}")
+endif()
+foreach(place IN ITEMS LIBDIR INCLUDEDIR)
+  set(pc_${place} "\${prefix}")
+  cmake_path(APPEND pc_${place} "${CMAKE_INSTALL_${place}}")  # an absolute one replaces what is before it
+endforeach()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/deltasync.pc.in ${PROJECT_BINARY_DIR}/deltasync.pc @ONLY)
 install(
   FILES ${PROJECT_BINARY_DIR}/deltasync.pc
