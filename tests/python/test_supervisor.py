@@ -178,6 +178,26 @@ def test_a_fleet_takes_away_what_another_one_of_its_name_left(nodes: Nodes, monk
     assert [name for name in nodes.segments() if not name.endswith(".lock")] == []
 
 
+def test_a_fleet_leaves_the_agent_of_another_one_with_other_directories(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_supervisor, "_FREE_S", 0.5)
+    one = nodes.supervisor("root")
+    trainer = Trainer(one.start(DEADLINE_S))
+    trainer.publish()
+    before = set(nodes.segments())
+    with tempfile.TemporaryDirectory() as other:
+        monkeypatch.setattr(tempfile, "tempdir", other)
+        late = nodes.supervisor("root", "another")
+        with pytest.raises(errors.AlreadyExists, match="runs on this host already"):
+            late.start(DEADLINE_S)
+        late.stop()
+    assert before <= set(nodes.segments())
+    with nodes.receiver(trainer.manager.endpoint) as receiver:
+        has(receiver, trainer.publish(), trainer)
+    trainer.manager.close()
+
+
 @pytest.mark.parametrize("lies", ["link", "file", "open"])
 def test_a_directory_that_others_could_change_is_refused(nodes: Nodes, tmp_path: Path, lies: str) -> None:
     supervisor = nodes.supervisor("root")

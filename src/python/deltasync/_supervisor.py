@@ -215,7 +215,9 @@ class Supervisor:
             if self._agent is not None:
                 self._agent.stop()
             if self._held is not None:
-                self._remove_segments()
+                if self._state.get("fleet") == self._options.fleet:
+                    with contextlib.suppress(OSError):  # one that another fleet of this name has by now
+                        self._remove_segments()
                 shutil.rmtree(self._directory, ignore_errors=True)
                 os.close(self._held)
 
@@ -246,17 +248,23 @@ class Supervisor:
                 self._until_free(lambda: fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB), BlockingIOError)
             except BlockingIOError:
                 os.close(held)
-                raise AlreadyExists(
-                    f"a fleet '{self._options.name}' runs on this host already",
-                    "close that, or give name=; two nodes of Ray on one host cannot be in one fleet",
-                ) from None
+                raise self._runs_already() from None
             self._held = held
         self._state = self._read_state()
         if self._state.get("fleet") != self._options.fleet:
+            try:
+                self._until_free(self._remove_segments, BlockingIOError)
+            except BlockingIOError:
+                raise self._runs_already() from None
             self._state = {"fleet": self._options.fleet}
-            self._remove_segments()
         with open(os.open(self._token_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             file.write(self._options.token)
+
+    def _runs_already(self) -> AlreadyExists:
+        return AlreadyExists(
+            f"a fleet '{self._options.name}' runs on this host already",
+            "close that, or give name=; two nodes of Ray on one host cannot be in one fleet",
+        )
 
     def _start_agent(self, end: float) -> AgentProcess:
         options = self._options
@@ -295,9 +303,34 @@ class Supervisor:
         new.replace(self._state_file)
 
     def _remove_segments(self) -> None:
-        for path in Path(self._options.shm_dir).glob(f"{self._tag}.*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        """BlockingIOError: an agent has them, of a fleet whose processes have another directory for temporary files."""
+        directory = Path(self._options.shm_dir)
+        if not any(directory.glob(f"{self._tag}.*")):
+            return
+        lock = directory / f"{self._tag}.lock"
+        held = _lock(lock)
+        try:
+            for path in set(directory.glob(f"{self._tag}.*")) - {lock}:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            lock.unlink()
+        finally:
+            os.close(held)
+
+
+def _lock(file: Path) -> int:
+    """Made if it is not there; free when what is returned is closed. BlockingIOError: another process has it."""
+    while True:
+        held = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(held), file.lstat()):
+                    return held
+        except BaseException:
+            os.close(held)
+            raise
+        os.close(held)  # of a file that has been removed, which excludes nobody who comes later
 
 
 def _make_own(directory: Path) -> None:
