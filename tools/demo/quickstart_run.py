@@ -99,8 +99,7 @@ def wait_for_file(path, process, deadline):
 
 
 def sha256(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check(published, received):
