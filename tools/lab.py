@@ -35,6 +35,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+if sys.version_info < (3, 11):
+    print("lab: needs Python 3.11 or later, for its tomllib", file=sys.stderr)
+    sys.exit(2)
 sys.path.insert(0, str(Path(__file__).resolve().parent / "demo"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lab"))
 from links import Meter, table  # noqa: E402
