@@ -231,7 +231,10 @@ class Lab:
     def _make_files(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in self.topology.hosts:
-            (self.directory / name / "run").mkdir(parents=True, mode=0o700)
+            try:
+                (self.directory / name / "run").mkdir(parents=True, mode=0o700)
+            except FileExistsError:
+                raise LabError(f"{self.directory} has the files of another run; name a new directory") from None
         lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in self.topology.hosts.values())]
         (self.directory / "names").write_text("\n".join(lines) + "\n")
         token = self.directory / "token"

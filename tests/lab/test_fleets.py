@@ -371,6 +371,8 @@ class EndTest(LabTest):
         lab.run("a", "x", "sleep 100")
         with self.assertRaisesRegex(LabError, "there is a process 'a.x' already"):
             lab.run("a", "x", "sleep 100")
+        with self.assertRaisesRegex(LabError, f"{lab.directory} has the files of another run"):
+            Lab(lab.topology, BIN, lab.directory).__enter__()
 
 
 if __name__ == "__main__":
