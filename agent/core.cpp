@@ -77,6 +77,7 @@ std::chrono::milliseconds AgentCore::run_maintenance() {
   open_plans_.run_maintenance();
   const bool retiring = revoker_.run_maintenance();
   files_.look(versions_.generations());
+  origin_.look();
   if (const auto news = origin_.news(); news && *news) {
     log::warn(origin_lines_,
               "cut_off why=\"{}\" effect=\"what is served grows old; receivers ask other agents, if they "

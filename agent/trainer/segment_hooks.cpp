@@ -178,8 +178,8 @@ void SegmentHooks::offloaded(const wire::TrainerNotify& durations) {
   metrics_.guard.observe(static_cast<double>(durations.guard_ns) * 1e-9);
 }
 
-void SegmentHooks::relays(std::uint64_t connection, wire::Parents said) {
-  origin_.set(connection, std::move(said));
+void SegmentHooks::relays(std::uint64_t connection, const ProcessId& relay, wire::Parents said) {
+  origin_.set(connection, relay, std::move(said));
 }
 
 void SegmentHooks::relay_gone(std::uint64_t connection) {

@@ -44,7 +44,7 @@ class SegmentHooks : public TrainerHooks {
   Result<UniqueFd> segment_to_read(std::uint64_t generation) override;
   void segment_changed() override;
   void offloaded(const wire::TrainerNotify& durations) override;
-  void relays(std::uint64_t connection, wire::Parents said) override;
+  void relays(std::uint64_t connection, const ProcessId& relay, wire::Parents said) override;
   void relay_gone(std::uint64_t connection) override;
   Status arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerArrival said,
                  UniqueFd memory) override;

@@ -199,7 +199,7 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
     case wire::Type::trainer_parents: {
       DS_CO_ASSIGN(wire::TrainerParents parents, wire::TrainerParents::decode(message.payload));
       relays_ = true;
-      state_.hooks.relays(connection_, std::move(parents));
+      state_.hooks.relays(connection_, trainer->watch.id(), std::move(parents));
       co_return true;
     }
     case wire::Type::trainer_arrival: {

@@ -68,7 +68,7 @@ class TrainerHooks {
   /// A writer says how long its offload took.
   virtual void offloaded(const wire::TrainerNotify& /*durations*/) {}
   /// A writer that is a relay says where its versions come from.
-  virtual void relays(std::uint64_t /*connection*/, wire::Parents /*said*/) {}
+  virtual void relays(std::uint64_t /*connection*/, const ProcessId& /*relay*/, wire::Parents /*said*/) {}
   /// Its connection has ended.
   virtual void relay_gone(std::uint64_t /*connection*/) {}
   /// It says what comes to it, and hands over the memory where; or that nothing does any more. On "trainer-setup".

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process.hpp"
 #include "format/wire_report.hpp"
 
 namespace deltasync::agent {
@@ -29,9 +30,10 @@ class Origin {
     Clock::time_point since;
   };
 
-  void set(std::uint64_t connection, wire::Parents said) {
+  void set(std::uint64_t connection, const ProcessId& relay, wire::Parents said) {
     const std::lock_guard lock(mutex_);
     said_by_ = connection;
+    relay_ = relay;
     parents_ = std::move(said.list);
     if (said.cut_off_ns == 0) return cut_off_.reset();
     const auto since = Clock::now() - std::chrono::nanoseconds(std::min<std::uint64_t>(said.cut_off_ns, kLongestNs));
@@ -43,12 +45,24 @@ class Origin {
     if (said_by_ != connection || parents_.empty()) return;
     cut_off_ = {"the relay that brought its versions from " + from() + " is gone: start it again", Clock::now()};
     parents_.clear();
+    stopped_.reset();
   }
   /// A writer that is no relay has brought a version.
   void is_trainers() {
     const std::lock_guard lock(mutex_);
     parents_.clear();
     cut_off_.reset();
+    stopped_.reset();
+  }
+
+  /// To be called often: a relay that is stopped says nothing, and ends no connection.
+  void look() {
+    const auto now = Clock::now();
+    const std::lock_guard lock(mutex_);
+    if (parents_.empty() || now - looked_at_ < kLookEvery) return;
+    looked_at_ = now;
+    if (!is_stopped(relay_)) return stopped_.reset();
+    if (!stopped_) stopped_ = {"its relay (" + to_string(relay_) + ") is stopped: kill -CONT lets it go on", now};
   }
 
   /// The relay is in the middle of a version, and brings no more of it; nothing: that is not so.
@@ -70,8 +84,10 @@ class Origin {
   /// Nothing: a relay is there, or there never was one.
   std::optional<CutOff> cut_off() const {
     const std::lock_guard lock(mutex_);
-    if (!cut_off_ || Clock::now() - cut_off_->since < kGrace) return stands_;
-    return cut_off_;
+    for (const auto* said : {&cut_off_, &stopped_}) {
+      if (*said && Clock::now() - (*said)->since >= kGrace) return *said;
+    }
+    return stands_;
   }
   std::uint64_t cut_off_ns() const {
     const auto now = cut_off();
@@ -90,11 +106,16 @@ class Origin {
 
   std::string from() const { return parents_.empty() ? "another one" : parents_.front().endpoint; }
 
+  static constexpr auto kLookEvery = std::chrono::milliseconds(500);
+
   mutable std::mutex mutex_;
-  std::uint64_t said_by_ = 0;  // protected by mutex_, as the next three
+  std::uint64_t said_by_ = 0;  // protected by mutex_, as all but told_
+  ProcessId relay_;
   std::vector<wire::Parent> parents_;
   std::optional<CutOff> cut_off_;
+  std::optional<CutOff> stopped_;
   std::optional<CutOff> stands_;
+  Clock::time_point looked_at_;
   bool told_ = false;  // the thread's of news()
 };
 

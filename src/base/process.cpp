@@ -40,20 +40,33 @@ Result<std::string> read_stat(pid_t pid) {
   }
 }
 
-/// Start time of a process; errors as above.
-Result<std::uint64_t> start_ticks_of(pid_t pid) {
+struct Stat {
+  std::string state;  ///< a letter
+  std::uint64_t start_ticks = 0;
+};
+
+/// Errors as above.
+Result<Stat> stat_of(pid_t pid) {
   DS_ASSIGN(const std::string text, read_stat(pid));
   // The command name may contain anything, newlines too, but ends at the last ')'.
   const auto paren = text.rfind(')');
   std::istringstream fields(paren == std::string::npos ? std::string() : text.substr(paren + 1));
+  Stat stat;
+  fields >> stat.state;
   std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  std::uint64_t ticks = 0;
+  for (int i = 4; i <= 22; ++i) fields >> field;
+  std::uint64_t& ticks = stat.start_ticks;
   const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), ticks);
   if (!fields || error != std::errc() || end != field.data() + field.size() || ticks == 0) {
     return Error(Errc::io, stat_path(pid) + " has no start time");
   }
-  return ticks;
+  return stat;
+}
+
+/// Start time of a process; errors as above.
+Result<std::uint64_t> start_ticks_of(pid_t pid) {
+  DS_ASSIGN(const Stat stat, stat_of(pid));
+  return stat.start_ticks;
 }
 
 }  // namespace
@@ -95,6 +108,11 @@ bool ProcessWatch::dead() const {
 bool proved_dead(const ProcessId& id) {
   auto watch = ProcessWatch::open(id);
   return watch ? watch->dead() : watch.error().code() == Errc::peer_died;
+}
+
+bool is_stopped(const ProcessId& id) {
+  const auto stat = stat_of(id.pid);
+  return stat && stat->start_ticks == id.start_ticks && (stat->state == "T" || stat->state == "t");
 }
 
 }  // namespace deltasync

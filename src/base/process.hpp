@@ -46,5 +46,7 @@ class ProcessWatch {
 /// True if the process is proved dead or was never that process; false if that cannot be found out. A process in
 /// another PID namespace cannot be seen and reads as dead: keep a ProcessWatch opened while it was connected instead.
 bool proved_dead(const ProcessId& id);
+/// True if it is known to be stopped: by a signal, or a debugger.
+bool is_stopped(const ProcessId& id);
 
 }  // namespace deltasync

@@ -57,6 +57,20 @@ bool dies(const ProcessWatch& watch) {
   return ::poll(&p, 1, 10'000) == 1 && watch.dead();
 }
 
+TEST(Process, IsStoppedUntilItGoesOn) {
+  const Child child;
+  const auto id = ProcessId::of(child.pid());
+  ASSERT_TRUE(id);
+  EXPECT_FALSE(is_stopped(*id));
+  child.signal(SIGSTOP);
+  ASSERT_EQ(::waitpid(child.pid(), nullptr, WUNTRACED), child.pid());
+  EXPECT_TRUE(is_stopped(*id));
+  EXPECT_FALSE(is_stopped({id->pid, id->start_ticks + 1})) << "another one of that pid";
+  child.signal(SIGCONT);
+  ASSERT_EQ(::waitpid(child.pid(), nullptr, WCONTINUED), child.pid());
+  EXPECT_FALSE(is_stopped(*id));
+}
+
 TEST(Process, SelfIsAliveAndIsFoundByPid) {
   const auto self = ProcessId::self();
   EXPECT_EQ(self.pid, ::getpid());

@@ -258,6 +258,25 @@ TEST_F(RelayCluster, AStoppedAgentOfTheNodeEndsInADeadlineAndGoesOn) {
   EXPECT_TRUE(becomes("out", kLast));
 }
 
+/// It ends no connection, and says nothing.
+TEST_F(RelayCluster, AStoppedRelayIsLeftForAnotherAgent) {
+  auto relay_process = relay();
+  ASSERT_EQ(wait(publish(0, 1, 0)), 0);
+  auto alone = follow("alone", node_);
+  ASSERT_TRUE(becomes("alone", 0));
+  auto reader = spawn({DELTASYNC_CLI_BINARY, "--log-level", "off", "pull", "--follow", "--from",
+                       node_.endpoint() + "," + agent_.endpoint(), "--out", out("both").string()});
+  ASSERT_TRUE(becomes("both", 0));
+  ::kill(relay_process.pid(), SIGSTOP);
+  const auto since = std::chrono::steady_clock::now();
+  ASSERT_EQ(wait(publish(1, 2, 0)), 0);
+  EXPECT_TRUE(becomes("both", 1));
+  EXPECT_LT(std::chrono::steady_clock::now() - since, std::chrono::seconds(40)) << "the others are asked once a minute";
+  EXPECT_EQ(current("alone"), 0);
+  ::kill(relay_process.pid(), SIGCONT);
+  EXPECT_TRUE(becomes("alone", 1));
+}
+
 TEST_F(RelayCluster, TheTrainersAgentDies) {
   auto relay_process = relay();
   auto reader = follow("out", node_);
