@@ -1,6 +1,7 @@
 #include "receiver/pull/streams.hpp"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -228,7 +229,13 @@ FetchRoundResult Streams::run(Fetch& fetch, std::vector<Item> items, std::uint64
   const std::uint64_t bytes_before = bytes_received();
   const std::chrono::nanoseconds waited_before = waited();
   const auto work = [&](std::uint64_t place, unsigned) {
-    Worker(*this, order[static_cast<std::size_t>(place)], fetch, round, instance).run();
+    const unsigned stream = order[static_cast<std::size_t>(place)];
+    try {
+      Worker(*this, stream, fetch, round, instance).run();
+    } catch (const std::bad_alloc&) {
+      drop(stream);
+      round.finish(FetchRoundEnd::failed, Error(Errc::no_space, "out of memory"));
+    }
   };
   if (workers == 1) {
     work(0, 0);  // a small delta wakes nobody

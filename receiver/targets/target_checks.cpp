@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <optional>
 
 namespace deltasync {
@@ -108,7 +109,12 @@ Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status
   std::optional<Error> first;  // protected by mutex
   pool.run(count, [&](std::uint64_t index, unsigned worker) {
     if (failed.load(std::memory_order_relaxed)) return;
-    Status status = fn(index, worker);
+    Status status;
+    try {
+      status = fn(index, worker);
+    } catch (const std::bad_alloc&) {
+      status = Error(Errc::no_space, "out of memory");
+    }
     if (status.ok()) return;
     const std::lock_guard lock(mutex);
     failed.store(true, std::memory_order_relaxed);

@@ -25,7 +25,7 @@ Status check_steps(const Layout& layout, const TileSet& tiles, const TargetState
                    const std::vector<StagedStep>& steps, const TargetState& after, ThreadPool& pool);
 
 /// fn(index, worker) for each index in [0, count) on the pool. After the first failure the remaining indices are
-/// skipped; that failure is returned.
+/// skipped; that failure is returned. no_space: memory ran out (bad_alloc).
 Status run_all(ThreadPool& pool, std::uint64_t count, const std::function<Status(std::uint64_t, unsigned)>& fn);
 
 /// As above, and timed_out or cancelled, naming `what`, once the end has come before an index is begun.

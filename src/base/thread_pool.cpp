@@ -3,8 +3,10 @@
 #include <pthread.h>
 
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/trace.hpp"
@@ -33,7 +35,8 @@ struct ThreadPool::Shared {
   const std::function<void(std::uint64_t, unsigned)>* fn = nullptr;  // protected by mutex, as all below
   std::uint64_t next = 0;
   std::uint64_t count = 0;
-  trace::Context context;  // of the caller
+  std::exception_ptr thrown;  // the first
+  trace::Context context;     // of the caller
   std::uint64_t round = 0;
   unsigned busy = 0;
   bool stop = false;
@@ -81,6 +84,7 @@ void ThreadPool::run(std::uint64_t count, const std::function<void(std::uint64_t
   std::unique_lock lock(s.mutex);
   s.done.wait(lock, [&s] { return s.busy == 0; });
   s.fn = nullptr;
+  if (s.thrown) std::rethrow_exception(std::exchange(s.thrown, nullptr));
 }
 
 void ThreadPool::Shared::work(unsigned worker) {
@@ -110,8 +114,14 @@ void ThreadPool::Shared::drain(unsigned worker) {
       call = fn;
       of = context;
     }
-    const trace::Span span(of, index);
-    (*call)(index, worker);
+    try {
+      const trace::Span span(of, index);
+      (*call)(index, worker);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!thrown) thrown = std::current_exception();
+      next = count;
+    }
   }
 }
 

@@ -23,8 +23,9 @@ class ThreadPool {
   unsigned size() const noexcept { return threads_; }
 
   /// Calls fn(index, worker) once for each index in [0, count), indices handed out in order one at a time, worker in
-  /// [0, size()). Returns when all are done. One run at a time; fn must not throw. On the timeline each index is a part
-  /// of the span that the caller is in.
+  /// [0, size()). Returns when all are done. One run at a time. What fn throws (bad_alloc) is thrown here once all
+  /// calls that have begun are done; no others begin. On the timeline each index is a part of the span that the caller
+  /// is in.
   void run(std::uint64_t count, const std::function<void(std::uint64_t index, unsigned worker)>& fn);
 
  private:

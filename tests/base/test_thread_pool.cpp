@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <new>
 #include <set>
 #include <thread>
 
@@ -54,6 +55,27 @@ TEST(ThreadPool, RunReturnsAfterTheSlowestWorker) {
       finished.store(true);
     });
     EXPECT_TRUE(finished.load());
+  }
+}
+
+/// On whichever thread it happens, the caller gets it, no call goes on, and the pool is of use.
+TEST(ThreadPool, WhatACallThrowsIsTheCallers) {
+  ThreadPool pool(3, "test");
+  for (unsigned thrower = 0; thrower < pool.size(); ++thrower) {
+    std::atomic<unsigned> arrived = 0;
+    std::atomic<unsigned> finished = 0;
+    const auto call = [&](std::uint64_t, unsigned worker) {
+      arrived.fetch_add(1);
+      while (arrived.load() < pool.size()) std::this_thread::yield();  // each thread holds one index
+      if (worker == thrower) throw std::bad_alloc();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      finished.fetch_add(1);
+    };
+    EXPECT_THROW(pool.run(pool.size(), call), std::bad_alloc) << thrower;
+    EXPECT_EQ(finished.load(), pool.size() - 1);
+    std::atomic<unsigned> calls = 0;
+    pool.run(10, [&](std::uint64_t, unsigned) { calls.fetch_add(1); });
+    EXPECT_EQ(calls.load(), 10u);
   }
 }
 
