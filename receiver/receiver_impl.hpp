@@ -52,7 +52,7 @@ class ReceiverImpl final : public BoundTarget {
 
   Status fetch_layout(const CallContext& until);
   Status target_bound(const CallContext& /*until*/) override {
-    scrub_cursor_ = 0;
+    scrubs_ = 0;
     return {};
   }
   void discard_full() override;
@@ -77,7 +77,7 @@ class ReceiverImpl final : public BoundTarget {
   std::uint64_t changed_last_ = 0;
   std::vector<delta::Batch> batches_;
   PartialUpdate partial_;
-  std::uint64_t scrub_cursor_ = 0;
+  std::uint64_t scrubs_ = 0;
 };
 
 /// Receiver::connect() with a tuning of its own.

@@ -339,12 +339,7 @@ Result<Prepared> PartsReceiver::merge(bool full) {
 /// As Pull::scrub(), of all tiles of the target.
 Status PartsReceiver::scrub(const CallContext& until) {
   const trace::Span span("scrub");
-  const std::uint64_t tiles = tiles_.tiles();
-  std::vector<std::uint64_t> list;
-  for (std::uint64_t i = 0; i < std::min(options_.scrub_tiles, tiles); ++i) {
-    list.push_back(tiles_.nth(scrub_cursor_++ % tiles));
-  }
-  std::sort(list.begin(), list.end());
+  const std::vector<std::uint64_t> list = scrub_list(tiles_, options_.scrub_tiles, scrubs_++);
   DS_ASSIGN(const std::vector<TileMismatch> wrong, deltasync::attest(*target_, list, until, Copies::where_they_can));
   if (wrong.empty()) return {};
   invalidated_ = true;

@@ -51,7 +51,7 @@ Status PartsReceiver::bind(std::unique_ptr<Target> target, const std::vector<Sli
 /// The target before is gone: nothing of the members may name it any more.
 Status PartsReceiver::target_bound(const CallContext& until) {
   joint_ = std::make_unique<JointUpdate>(*target_);
-  scrub_cursor_ = 0;
+  scrubs_ = 0;
   return share_out(until);
 }
 

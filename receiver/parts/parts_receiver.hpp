@@ -118,7 +118,7 @@ class PartsReceiver final : public BoundTarget {
   Part part_;  ///< of the first; what is the same of all is used
   std::vector<Member> members_;
   std::unique_ptr<JointUpdate> joint_;
-  std::uint64_t scrub_cursor_ = 0;
+  std::uint64_t scrubs_ = 0;
   bool members_changed_ = false;  ///< since a pull has begun to ask them
   std::optional<Error> last_;     ///< in a pull: the last refusal of a member
 };

@@ -44,7 +44,7 @@ struct Session {
   Target& target;
   const TargetCapabilities can;  ///< the target's
   PartialUpdate& partial;
-  std::uint64_t& scrub_cursor;  ///< next tile to re-read, counted among the subscribed ones
+  std::uint64_t& scrubs;  ///< how many there were of this target
   OlderEpochs& older_epochs;
   bool& invalidated;  ///< live memory was found to differ from its digests: only a full pull helps
 };

@@ -160,13 +160,8 @@ Status Pull::verify_chains(const std::vector<StagedStep>& steps, std::vector<std
 Status Pull::scrub() {
   const trace::Span span("scrub");
   stage_ = "re-reading tiles of the held version";
-  const std::uint64_t tiles = s_.tiles.tiles();
   const double before = thread_cpu_s();
-  std::vector<std::uint64_t> list;
-  for (std::uint64_t i = 0; i < std::min(s_.options.scrub_tiles, tiles); ++i) {
-    list.push_back(s_.tiles.nth(s_.scrub_cursor++ % tiles));
-  }
-  std::sort(list.begin(), list.end());
+  const std::vector<std::uint64_t> list = scrub_list(s_.tiles, s_.options.scrub_tiles, s_.scrubs++);
   DS_ASSIGN(const std::vector<TileMismatch> wrong, attest(s_.target, list, until_, Copies::where_they_can));
   out_.report.verify_s += thread_cpu_s() - before;
   if (wrong.empty()) return {};

@@ -36,6 +36,16 @@ std::string describe(std::span<const TileMismatch> wrong) {
   return text + (wrong.size() > 1 ? " differ" : " differs") + " from what was committed";
 }
 
+std::vector<std::uint64_t> scrub_list(const TileSet& tiles, std::uint64_t count, std::uint64_t scrub) {
+  count = std::min(count, tiles.tiles());
+  std::vector<std::uint64_t> list;
+  if (count == 0) return list;
+  const std::uint64_t round = (tiles.tiles() + count - 1) / count | 1;
+  for (std::uint64_t i = 0; i < count; ++i) list.push_back(tiles.nth((scrub % round * count + i) % tiles.tiles()));
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
 Result<std::vector<TileMismatch>> attest(Target& target, const TileSet& tiles, const CallContext& until) {
   const TileSet* const kept = kept_tiles(target);
   const bool are_kept = kept == nullptr || (kept->layout() == tiles.layout() && kept->digest() == tiles.digest());

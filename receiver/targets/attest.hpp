@@ -22,6 +22,10 @@ Result<std::vector<TileMismatch>> attest(Target& target, std::span<const std::ui
 /// The same of all tiles that the target keeps.
 Result<std::vector<TileMismatch>> attest(Target& target, const CallContext& until);
 
+/// The tiles that the scrub of this number reads, ascending: `count` of them, in rounds through all. A round takes an
+/// odd number of scrubs: where updates take turns between two memories, all tiles of both are read.
+std::vector<std::uint64_t> scrub_list(const TileSet& tiles, std::uint64_t count, std::uint64_t scrub);
+
 /// "tile 88 (model.layers.3.mlp.up_proj.weight) and 12 more differ from what was committed". Not of an empty list.
 std::string describe(std::span<const TileMismatch> wrong);
 

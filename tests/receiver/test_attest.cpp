@@ -2,6 +2,9 @@
 
 #include <gmock/gmock-more-matchers.h>
 
+#include <algorithm>
+#include <set>
+
 #include "base/call_context.hpp"
 #include "base/deadline.hpp"
 #include "format/tiling.hpp"
@@ -74,6 +77,25 @@ INSTANTIATE_TEST_SUITE_P(Where, AttestedPlans,
 TEST(Attest, NamesATile) {
   EXPECT_EQ(to_string(TileMismatch{88, "up_proj", ""}), "tile 88 (up_proj)");
   EXPECT_EQ(to_string(TileMismatch{7, "lm_head", "embed"}), "tile 7 (lm_head), the copy in embed");
+}
+
+/// As directories have it: every second update is another memory's.
+TEST(Attest, TheScrubSeesAllTilesOfBothMemories) {
+  const TileSet tiles = TileSet::whole(*TrainerModel(1, sample_specs()).layout());
+  const std::uint64_t all = tiles.tiles();
+  bool even_rounds = false;  // some count takes an even number of scrubs, so that a plain cursor fails
+  for (std::uint64_t count = 0; count <= all + 1; ++count) {
+    std::vector<std::set<std::uint64_t>> seen(2);
+    for (std::uint64_t scrub = 0; scrub < 2 * all + 4; ++scrub) {
+      const auto list = scrub_list(tiles, count, scrub);
+      EXPECT_EQ(list.size(), std::min(count, all));
+      EXPECT_TRUE(std::is_sorted(list.begin(), list.end()));
+      seen[scrub % 2].insert(list.begin(), list.end());
+    }
+    for (const auto& memory : seen) EXPECT_EQ(memory.size(), count == 0 ? 0 : all) << count;
+    even_rounds |= count > 0 && all % (2 * count) == 0;
+  }
+  EXPECT_TRUE(even_rounds) << all;
 }
 
 // ---- receivers -----------------------------------------------------------------------------------------------------
