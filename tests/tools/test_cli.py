@@ -1,5 +1,6 @@
 """`deltasync` without an agent, run as its users run it: usage, `inspect`, `diff`; exit codes and JSON."""
 
+import json
 import math
 import os
 import pty
@@ -110,9 +111,24 @@ class InspectTest(CliTest):
         weights = (model / "model.safetensors").read_bytes()
         (self.tmp / "cut.safetensors").write_bytes(weights[:-1])
         self.cli("inspect", self.tmp / "cut.safetensors", expect=NOT_VERIFIED)
+        (self.tmp / "short.safetensors").write_bytes(weights[:7])
+        self.cli("inspect", self.tmp / "short.safetensors", expect=NOT_VERIFIED)
         (model / "model.safetensors").write_bytes(weights[:-1])
         self.cli("inspect", model, expect=NOT_VERIFIED)
         self.assertIn("model.safetensors", self.err)
+
+    def test_of_a_large_file_the_header_is_read(self):
+        size = 1 << 38
+        header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        with open(self.tmp / "large.safetensors", "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)
+        self.assertEqual(self.cli_json("inspect", self.tmp / "large.safetensors")["data_bytes"], size)
+
+    def test_a_pipe_is_no_file(self):
+        os.mkfifo(self.tmp / "pipe")
+        self.cli("inspect", self.tmp / "pipe", expect=USAGE)
+        self.cli("trace", self.tmp / "pipe", expect=USAGE)
 
     def test_nobody_at_the_address(self):
         self.cli("inspect", "127.0.0.1:1", "--deadline-s", "2", expect=CONNECTION)

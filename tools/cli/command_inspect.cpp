@@ -11,6 +11,7 @@
 #include "base/process.hpp"
 #include "delta/delta.hpp"
 #include "deltasync/layout.hpp"
+#include "format/mapped_file.hpp"
 #include "format/safetensors.hpp"
 #include "net/endpoint.hpp"
 #include "shm/roles.hpp"
@@ -34,28 +35,17 @@ struct InspectArgs {
   bool json = false;
 };
 
-Result<std::vector<std::byte>> read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return Error::from_errno(path.string(), errno);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file.tellg()));
-  file.seekg(0);
-  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  if (!file) return Error(Errc::io, path.string() + ": cannot be read");
-  return bytes;
-}
-
 /// What a regular file is, by its first bytes.
 enum class Kind : std::uint8_t { layout, delta, segment, safetensors, unknown };
 Result<Kind> kind_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Error::from_errno(path.string(), errno);
-  std::array<char, 8> magic{};
-  file.read(magic.data(), magic.size());
-  if (file.gcount() != static_cast<std::streamsize>(magic.size())) return Kind::unknown;
-  const std::string_view text(magic.data(), magic.size());
-  if (text == "DSLAYOUT") return Kind::layout;
-  if (text == "DSDELTA1") return Kind::delta;
-  if (load<std::uint64_t>(reinterpret_cast<const std::byte*>(magic.data())) == shm::kSegmentMagic) return Kind::segment;
+  DS_ASSIGN(const MappedFile file, MappedFile::open(path));
+  if (file.bytes().size() >= 8) {
+    const ByteSpan magic = file.bytes().first(8);
+    const std::string_view text(reinterpret_cast<const char*>(magic.data()), magic.size());
+    if (text == "DSLAYOUT") return Kind::layout;
+    if (text == "DSDELTA1") return Kind::delta;
+    if (load<std::uint64_t>(magic.data()) == shm::kSegmentMagic) return Kind::segment;
+  }
   return path.extension() == ".safetensors" ? Kind::safetensors : Kind::unknown;
 }
 
@@ -143,10 +133,11 @@ Status inspect_model(const InspectArgs& options) {
 }
 
 Status inspect_safetensors(const InspectArgs& options) {
-  DS_ASSIGN(const auto bytes, read_file(options.what));
+  DS_ASSIGN(const MappedFile file, MappedFile::open(options.what));
+  const ByteSpan bytes = file.bytes();
   DS_ASSIGN(const auto header, safetensors::header_bytes(bytes, bytes.size()).with_context(options.what));
   DS_ASSIGN(const auto entries,
-            safetensors::parse_header(ByteSpan(bytes).first(header), bytes.size() - header).with_context(options.what));
+            safetensors::parse_header(bytes.first(header), bytes.size() - header).with_context(options.what));
   Json json{{"kind", "safetensors"},
             {"path", options.what},
             {"header_bytes", header},
@@ -192,12 +183,13 @@ Result<LayoutPtr> layout_for_delta(const InspectArgs& options) {
     DS_ASSIGN(const auto segment, shm::Segment::attach({path.parent_path(), path.filename().string()}));
     return Layout::decode(segment->layout_encoded());
   }
-  DS_ASSIGN(const auto bytes, read_file(options.layout));
-  return Layout::decode(bytes).with_context(options.layout);
+  DS_ASSIGN(const MappedFile file, MappedFile::open(options.layout));
+  return Layout::decode(file.bytes()).with_context(options.layout);
 }
 
 Status inspect_delta(const InspectArgs& options) {
-  DS_ASSIGN(const auto bytes, read_file(options.what));
+  DS_ASSIGN(const MappedFile file, MappedFile::open(options.what));
+  const ByteSpan bytes = file.bytes();
   DS_ASSIGN(const LayoutPtr layout, layout_for_delta(options));
   DS_ASSIGN(const delta::Delta delta, delta::from_container(bytes, *layout).with_context(options.what));
   Json codecs;
@@ -315,8 +307,8 @@ Status run_inspect(const InspectArgs& options) {
   DS_ASSIGN(const Kind kind, kind_of(options.what));
   switch (kind) {
     case Kind::layout: {
-      DS_ASSIGN(const auto bytes, read_file(options.what));
-      DS_ASSIGN(const LayoutPtr layout, Layout::decode(bytes).with_context(options.what));
+      DS_ASSIGN(const MappedFile file, MappedFile::open(options.what));
+      DS_ASSIGN(const LayoutPtr layout, Layout::decode(file.bytes()).with_context(options.what));
       return inspect_layout(options, layout);
     }
     case Kind::delta: return inspect_delta(options);
