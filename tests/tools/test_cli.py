@@ -9,7 +9,7 @@ import sys
 import unittest
 
 from cli_support import (
-    BIN, CLI, CONNECTION, CliTest, DEADLINE_S, MISSING, NOT_VERIFIED, NO_SPACE, UNSUPPORTED, USAGE,
+    BIN, CLI, CONNECTION, CliTest, DEADLINE_S, MISSING, NOT_VERIFIED, NO_SPACE, OTHER, UNSUPPORTED, USAGE,
     VERSION, bf16_words, write_model,
 )
 
@@ -129,6 +129,16 @@ class InspectTest(CliTest):
         os.mkfifo(self.tmp / "pipe")
         self.cli("inspect", self.tmp / "pipe", expect=USAGE)
         self.cli("trace", self.tmp / "pipe", expect=USAGE)
+
+    def test_a_closed_stdout_is_no_connection(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            done = subprocess.run([str(CLI), "inspect", str(self.model("a"))], stdout=writer, stderr=subprocess.PIPE,
+                                  timeout=DEADLINE_S, check=False)
+        finally:
+            os.close(writer)
+        self.assertEqual(done.returncode, OTHER, done.stderr)
 
     def test_nobody_at_the_address(self):
         self.cli("inspect", "127.0.0.1:1", "--deadline-s", "2", expect=CONNECTION)

@@ -28,6 +28,7 @@ std::string format(const char* pattern, double value) {
 Status write_line(std::string_view line) {
   if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fputc('\n', stdout) == EOF ||
       std::fflush(stdout) != 0) {
+    if (errno == EPIPE) return Error(Errc::io, "stdout: nobody reads it any more");  // no connection that comes again
     return Error::from_errno("stdout", errno);
   }
   return {};
