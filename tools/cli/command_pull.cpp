@@ -166,7 +166,7 @@ Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const W
   std::optional<PullProgress> progress(std::in_place, receiver, !options.json, options.follow);
   DS_ASSIGN(auto update, receiver.pull(want, until));
   progress.reset();
-  if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit().with_context("commit"));
+  if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit(until).with_context("commit"));
   return update->report();
 }
 
