@@ -145,6 +145,12 @@ class InspectTest(CliTest):
 
 
 class DiffTest(CliTest):
+    def test_of_what_a_pull_keeps_the_current_version_is_taken(self):
+        self.model("out/versions/1"), self.model("b", lambda words: [words[0] + 1, *words[1:]])
+        (self.tmp / "out" / "current").symlink_to("versions/1")
+        self.assertEqual(self.cli_json("diff", self.tmp / "out", self.tmp / "b")["changed"], 1)
+        self.assertEqual(self.cli_json("diff", self.tmp / "b", self.tmp / "out")["changed"], 1)
+
     def test_counts_and_sizes_are_what_the_definitions_say(self):
         ulps = {5: 1, 70: -1, 130: 1, 900: 2, 1300: 5, 2000: -8, 4000: 9}
 

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -77,6 +78,9 @@ void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, 
 /// Records a timeline while `work` goes on, named `process`, and writes it to `file` whatever came of it. With an empty
 /// file, just works.
 Status with_trace(const std::string& file, const std::string& process, const std::function<Status()>& work);
+
+/// A model directory, or what is current in one that `pull --out` keeps.
+std::filesystem::path model_directory(const std::string& path);
 
 /// All of a small file. The errors name it.
 Result<std::string> read_text(const std::string& path);

@@ -147,8 +147,8 @@ Status save_delta(const DiffArgs& options, const HfModel& a, const HfModel& b, T
 }
 
 Status run_diff(const DiffArgs& options) {
-  DS_ASSIGN(const HfModel a, HfModel::open(options.a, options.tensor_parallel));
-  DS_ASSIGN(const HfModel b, HfModel::open(options.b, options.tensor_parallel));
+  DS_ASSIGN(const HfModel a, HfModel::open(model_directory(options.a), options.tensor_parallel));
+  DS_ASSIGN(const HfModel b, HfModel::open(model_directory(options.b), options.tensor_parallel));
   ThreadPool pool(options.threads, "diff");
   Progress progress(!options.json);
   const std::uint64_t total = a.layout()->model_bytes();

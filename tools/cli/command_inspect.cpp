@@ -109,15 +109,9 @@ Status inspect_layout(const InspectArgs& options, const LayoutPtr& layout) {
   return print_layout(json["layout"]);
 }
 
-Result<HfModel> open_model(const InspectArgs& options, const fs::path& path) {
-  return HfModel::open(path, options.tensor_parallel);
-}
-
 Status inspect_model(const InspectArgs& options) {
-  fs::path path = options.what;
-  std::error_code ignored;
-  if (fs::is_directory(path / "current", ignored)) path /= "current";  // what `pull --out` keeps
-  DS_ASSIGN(const HfModel model, open_model(options, path));
+  const fs::path path = model_directory(options.what);
+  DS_ASSIGN(const HfModel model, HfModel::open(path, options.tensor_parallel));
   DS_TRY(save_layout(options, *model.layout()));
   Json json{{"kind", "model"}, {"path", path.string()}};
   json["weight_files"] = Json::array();
@@ -174,7 +168,7 @@ Result<LayoutPtr> layout_for_delta(const InspectArgs& options) {
   }
   std::error_code ignored;
   if (fs::is_directory(options.layout, ignored)) {
-    DS_ASSIGN(const HfModel model, open_model(options, options.layout));
+    DS_ASSIGN(const HfModel model, HfModel::open(model_directory(options.layout), options.tensor_parallel));
     return model.layout();
   }
   DS_ASSIGN(const Kind kind, kind_of(options.layout));

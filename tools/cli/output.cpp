@@ -123,6 +123,12 @@ Status print_line(std::string_view line) {
   return write_line(printable(line));
 }
 
+std::filesystem::path model_directory(const std::string& path) {
+  const std::filesystem::path current = std::filesystem::path(path) / "current";
+  std::error_code none;
+  return std::filesystem::is_directory(current, none) ? current : std::filesystem::path(path);
+}
+
 Result<std::string> read_text(const std::string& path) {
   std::error_code none;
   if (std::filesystem::is_directory(path, none)) return Error(Errc::invalid_argument, path + ": a directory");
