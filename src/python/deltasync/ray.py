@@ -243,9 +243,10 @@ def _end(actors: dict[str, Any]) -> None:
     end = time.monotonic() + _END_S
     calls = {node: actor.stop.remote() for node, actor in actors.items()}
     for node, call in calls.items():
-        with contextlib.suppress(Error):
+        with contextlib.suppress(Exception):  # whatever it is, the others end
             _get(node, call, end)
-        ray.kill(actors[node])
+        with contextlib.suppress(Exception):
+            ray.kill(actors[node])
 
 
 def _own_node() -> str:
@@ -279,5 +280,5 @@ def _get(node: str, call: Any, end: float) -> Any:
         raise DeadlinePassed(f"node {node}: its actor does not answer") from None
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Error) else error from None
-    except ray.exceptions.RayActorError as error:
+    except ray.exceptions.RayError as error:  # also one of an actor that cannot start again, as its node is away
         raise ConnectionFailed(f"node {node}: its actor ended: {error}") from None
