@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -196,6 +197,17 @@ def test_a_fleet_leaves_the_agent_of_another_one_with_other_directories(
     with nodes.receiver(trainer.manager.endpoint) as receiver:
         has(receiver, trainer.publish(), trainer)
     trainer.manager.close()
+
+
+def test_a_fleet_waits_for_one_of_its_name_that_closes(nodes: Nodes) -> None:
+    one, other = nodes.supervisor("root"), nodes.supervisor("root", "another")
+    one.start(DEADLINE_S)
+    closing = threading.Timer(0.5, one.stop)
+    closing.start()
+    place = other.start(DEADLINE_S)
+    closing.join()
+    assert Path(place["socket"]).exists()
+    assert other.start(DEADLINE_S) == place
 
 
 @pytest.mark.parametrize("lies", ["link", "file", "open"])

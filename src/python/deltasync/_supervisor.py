@@ -218,7 +218,10 @@ class Supervisor:
                 if self._state.get("fleet") == self._options.fleet:
                     with contextlib.suppress(OSError):  # one that another fleet of this name has by now
                         self._remove_segments()
-                shutil.rmtree(self._directory, ignore_errors=True)
+                gone = self._directory.with_suffix(f".{self._owner_pid}")
+                with contextlib.suppress(OSError):
+                    self._directory.rename(gone)  # whole: the next one makes its own at once
+                shutil.rmtree(gone, ignore_errors=True)
                 os.close(self._held)
 
     def _go_on(self) -> None:
@@ -242,14 +245,10 @@ class Supervisor:
     def _take_directory(self) -> None:
         """The lock, the state of an earlier supervisor of this fleet, and the token."""
         if self._held is None:
-            _make_own(self._directory)
-            held = os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
-                self._until_free(lambda: fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB), BlockingIOError)
+                self._held = self._until_free(self._lock_directory, BlockingIOError)
             except BlockingIOError:
-                os.close(held)
                 raise self._runs_already() from None
-            self._held = held
         self._state = self._read_state()
         if self._state.get("fleet") != self._options.fleet:
             try:
@@ -259,6 +258,12 @@ class Supervisor:
             self._state = {"fleet": self._options.fleet}
         with open(os.open(self._token_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             file.write(self._options.token)
+
+    def _lock_directory(self) -> int:
+        while True:
+            _make_own(self._directory)
+            with contextlib.suppress(FileNotFoundError):  # one that closes has just taken it away
+                return _lock(self._directory / "lock")
 
     def _runs_already(self) -> AlreadyExists:
         return AlreadyExists(
