@@ -246,6 +246,16 @@ def test_a_relay_that_always_ends_says_why(nodes: Nodes) -> None:
     assert "--nonsense" in until(lambda: leaf.status()["error"])
 
 
+def test_an_agent_that_does_not_start_again_says_why(nodes: Nodes) -> None:
+    root = nodes.supervisor("root")
+    root.start(DEADLINE_S)
+    root._token_file.rename(root._token_file.with_suffix(".away"))
+    os.kill(root.status()["agent_pid"], signal.SIGKILL)
+    until(lambda: "token" in root.status()["error"])
+    root._token_file.with_suffix(".away").rename(root._token_file)
+    until(lambda: root.status()["error"] == "")
+
+
 @pytest.mark.parametrize("trouble", ["log", "start"])
 def test_a_relay_is_started_again_whatever_its_host_lacks(
     nodes: Nodes, trouble: str, monkeypatch: pytest.MonkeyPatch

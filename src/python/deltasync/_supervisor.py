@@ -200,7 +200,7 @@ class Supervisor:
             "relay_pid": relay.pid if relay else None,
             "restarts": sum(part.restarts for part in (agent, relay) if part),
             "actor_restarts": self._state.get("successors", 0),
-            "error": self._failure or (relay.error if relay else ""),
+            "error": "; ".join(filter(None, (self._failure, *(part.error for part in (agent, relay) if part)))),
         }
 
     def stop(self) -> None:

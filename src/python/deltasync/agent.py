@@ -102,6 +102,8 @@ class AgentProcess:
             *map(str, args),
         ]
         self.restarts = 0
+        #: Why it does not run just now; empty: it does.
+        self.error = ""
         self._lock = threading.Lock()
         self._ending = threading.Event()
         try:
@@ -210,7 +212,8 @@ class AgentProcess:
             status = self._process.wait()
             if self._ending.wait(pause):
                 return
-            _log.warning("%s; starting it again", self._failure(status))
+            self.error = str(self._failure(status))
+            _log.warning("%s; starting it again", self.error)
             try:
                 with self._lock:
                     if self._ending.is_set():
@@ -218,8 +221,9 @@ class AgentProcess:
                     process = self._process = self._start()
                 self._ready = self._wait_ready(process, time.monotonic() + 60)
                 self.restarts += 1
-                pause = 0.0
+                self.error, pause = "", 0.0
             except (Error, OSError) as error:
+                self.error = str(error)
                 if not self._ending.is_set():
                     _log.error("agent %s does not start again: %s", self.name, error)
                 pause = min(_PAUSE_MAX_S, max(0.2, pause * 2))
