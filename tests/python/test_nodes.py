@@ -33,6 +33,7 @@ def test_four_ranks(found: list[dict[str, str]], check: str, shm_files: set[str]
 def test_where_receivers_reach_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_nodes, "own_address", lambda: "10.0.0.1")
     assert advertised(None, "127.0.0.1:5", 1) == "127.0.0.1:5"
+    assert advertised(None, "0.0.0.0:5", 1) == "10.0.0.1:5"
     assert advertised(None, None, 1) is None
     assert advertised(None, "0.0.0.0:5", 2) == "10.0.0.1:5"
     assert advertised(None, "[::]:5", 2) == "10.0.0.1:5"

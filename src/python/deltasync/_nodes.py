@@ -83,14 +83,14 @@ class Nodes:
 def advertised(advertise: str | None, listen: str | None, nodes: int) -> str | None:
     """HOST:PORT for receivers, of an agent that listens there (None: of one that runs already)."""
     if advertise is None:
-        if nodes == 1:
-            return listen
         if listen is None:
+            if nodes == 1:
+                return None
             raise InvalidArgument(
                 f"WeightManager: agent= on {nodes} nodes without advertise=",
                 "say where receivers reach the agent of this rank's node: advertise=HOST:PORT",
             )
-        if str(listen).startswith(_LOOPBACK):
+        if nodes > 1 and str(listen).startswith(_LOOPBACK):
             raise InvalidArgument(
                 f"listen='{listen}': the ranks are on {nodes} nodes, and an agent there is reached from its own only",
                 'give listen="0.0.0.0:7070" and token_file=FILE',
