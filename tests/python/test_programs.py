@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import deltasync
@@ -41,3 +42,11 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DELTASYNC_BIN", "/nowhere")
     with pytest.raises(errors.NotFound, match=r"DELTASYNC_BIN='/nowhere'.*\(unset it"):
         _programs.find("deltasync-agent")
+
+
+def test_an_agent_that_is_not_there_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    with pytest.raises(errors.NotFound):
+        deltasync.AgentProcess()
+    assert set(tmp_path.iterdir()) == before

@@ -84,13 +84,14 @@ class AgentProcess:
             _checks.text("name", name)
         else:
             name = f"deltasync-{self._owner_pid}-{secrets.token_hex(4)}"  # other containers have the same pids
+        program = _programs.find("deltasync-agent")
         directory = self._directory = Path(tempfile.mkdtemp(prefix="deltasync-"))  # a forked child leaves it alone
         self._ready_file = directory / "ready.json"
         self._stderr_file = directory / "agent.log"
         self.name = name
         self._listen = listen
         self._command = [
-            str(_programs.find("deltasync-agent")),
+            str(program),
             *("--name", name),
             *("--socket", str(socket or directory / "agent.sock")),
             *("--ready-file", str(self._ready_file)),
