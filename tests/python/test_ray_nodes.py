@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -56,6 +57,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
 def fleet_of(ray: Any, **actors: Any) -> Any:
     fleet = ray.module.Fleet.__new__(ray.module.Fleet)
     fleet._actors = actors
+    fleet._owner_pid = os.getpid()
     fleet._parents = {node: [] for node in actors}
     fleet._places = {node: {"endpoint": f"{node}:1", "socket": ""} for node in actors}
     return fleet
@@ -89,3 +91,14 @@ def test_an_actor_that_cannot_be_killed_keeps_no_other_from_its_end(ray: Any) ->
     ray.stub.kill = fail
     fleet_of(ray, one=one, other=other).close()
     assert ray.stub.killed == [one, other]
+
+
+def test_a_forked_child_does_not_end_the_fleet(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = fleet_of(ray, here=actor(STATUS))
+    own = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: own + 1)
+        fleet.close()
+    assert ray.stub.killed == []
+    fleet.close()
+    assert len(ray.stub.killed) == 1

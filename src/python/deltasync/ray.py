@@ -146,6 +146,7 @@ class Fleet:
         #: By node: endpoint, socket.
         self._places: dict[str, dict[str, str]] = {}
         self._actors: dict[str, Any] = {}
+        self._owner_pid = os.getpid()
         atexit.register(self.close)  # before Ray's own
         try:
             self._grow(sources(trainers, _nodes("rollout", rollout, end), self._children), end)
@@ -196,7 +197,9 @@ class Fleet:
 
     def close(self) -> None:
         """Ends the agents and relays, and takes their segments away. Receivers keep what they have. Does nothing the
-        second time."""
+        second time, or in a process that did not make the fleet."""
+        if os.getpid() != self._owner_pid:
+            return
         atexit.unregister(self.close)
         actors, self._actors = self._actors, {}
         if not actors or not ray.is_initialized():
