@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,14 @@ def test_second_agent_of_a_name_says_who_has_it(agent: deltasync.AgentProcess) -
 def test_wrong_option_fails_at_once() -> None:
     with pytest.raises(errors.InvalidArgument, match="exit code 1"):
         deltasync.AgentProcess("x", args=["--no-such-option"])
+
+
+def test_a_directory_for_temporary_files_may_be_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(errors.InvalidArgument, match="set TMPDIR to a shorter directory"):
+        deltasync.AgentProcess()
 
 
 INTERRUPTED = """

@@ -40,6 +40,7 @@ _REMEDIES = (
     ("Address already in use", "another process has this port: give another in listen=HOST:PORT, or 0 for a free one"),
     ("another agent owns", "give another name=, or none for a free one"),
     ("not expected", "agent_args= takes options that `deltasync-agent --help` lists"),
+    ("socket path", "set TMPDIR to a shorter directory"),
     ("Host not found", "give an address of this host in listen=HOST:PORT"),
 )
 #: After an agent has died: the first attempt at once, later ones after a pause that doubles up to this.
@@ -192,7 +193,7 @@ class AgentProcess:
             if status is not None:
                 raise self._failure(status)
             if time.monotonic() > until:
-                raise DeadlinePassed(f"agent {self.name}: started, but not ready by the deadline\n{self.log}")
+                raise DeadlinePassed(f"agent {self.name}: started, but not ready by the deadline\n{self.log}", "give a larger timeout")
             time.sleep(_LOOK_S)
         raise ConnectionFailed(f"agent {self.name}: stopped while it was starting")
 
