@@ -193,7 +193,9 @@ class AgentProcess:
             if status is not None:
                 raise self._failure(status)
             if time.monotonic() > until:
-                raise DeadlinePassed(f"agent {self.name}: started, but not ready by the deadline\n{self.log}", "give a larger timeout")
+                raise DeadlinePassed(
+                    f"agent {self.name}: started, but not ready by the deadline\n{self.log}", "give a larger timeout"
+                )
             time.sleep(_LOOK_S)
         raise ConnectionFailed(f"agent {self.name}: stopped while it was starting")
 
