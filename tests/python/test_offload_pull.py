@@ -147,7 +147,7 @@ def test_background_pull_has_the_version_staged(segment_name: str) -> None:
 class FailsFirst:
     """A native receiver whose pulls raise these first."""
 
-    def __init__(self, native: Any, failures: list[errors.Error]) -> None:
+    def __init__(self, native: Any, failures: list[Exception]) -> None:
         self._native, self._failures = native, failures
 
     def __getattr__(self, name: str) -> Any:
@@ -163,7 +163,7 @@ def test_background_pull_goes_on_after_whatever_failed(segment_name: str, caplog
     """By itself if that may pass; else the next commit() says it, and begins again."""
     may_pass: tuple[type[errors.Error], ...] = (errors.Aborted, errors.CoverageError, errors.IoError)
     may_pass = (*may_pass, errors.Unauthenticated, errors.VersionGone, errors.ConnectionFailed)
-    final = (errors.VersionConflict, errors.LayoutMismatch, errors.InternalError)
+    final: tuple[type[Exception], ...] = (errors.VersionConflict, errors.LayoutMismatch, errors.InternalError, errors.Unsupported, MemoryError)
     with deltasync.WeightManager(small_model(), name=segment_name) as manager:
         manager.offload()
         for number, code in enumerate((*may_pass, *final), 1):

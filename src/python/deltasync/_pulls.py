@@ -26,6 +26,7 @@ from .errors import (
     InternalError,
     InvalidArgument,
     LayoutMismatch,
+    Unsupported,
     VersionConflict,
 )
 from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport
@@ -33,7 +34,7 @@ from .prepared import LAST_WORDS_S, Lag, Pause, Prepared, PullReport
 _log = logging.getLogger("deltasync.rollout")
 
 #: A background pull that failed tries again, after a pause that doubles; but these the next commit() is to tell.
-_FINAL = (Cancelled, InternalError, InvalidArgument, LayoutMismatch, VersionConflict)
+_FINAL = (Cancelled, InternalError, InvalidArgument, LayoutMismatch, Unsupported, VersionConflict)
 #: Between two looks of who waits for a pull that is paused.
 PAUSE_LOOK_S = 0.01
 #: Between two tries of a pull.
@@ -259,7 +260,7 @@ class Pulls:
             except Cancelled:
                 if prepared._paused_for is None:
                     raise
-            except Error:
+            except (Error, MemoryError):
                 if self.background and self.staged is prepared and prepared.failed:  # it is told, and over
                     self.staged = None
                     self.begin_next_if_idle()
