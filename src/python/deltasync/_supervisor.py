@@ -261,8 +261,8 @@ class Supervisor:
 
     def _lock_directory(self) -> int:
         while True:
-            _make_own(self._directory)
             with contextlib.suppress(FileNotFoundError):  # one that closes has just taken it away
+                _make_own(self._directory)
                 return _lock(self._directory / "lock")
 
     def _runs_already(self) -> AlreadyExists:
