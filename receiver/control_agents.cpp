@@ -225,4 +225,5 @@ Status Control::follow(const wire::Elsewhere& named, const Digest128& layout, st
   return Error(Errc::connection, "busy: as many pull from the agent at " + from + " as may, and none of the " +
                                      std::to_string(named.endpoints.size()) + " agents that it names takes one more");
 }
+
 }  // namespace deltasync::receiver

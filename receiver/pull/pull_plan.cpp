@@ -15,7 +15,8 @@ constexpr std::uint64_t kDeltaBytesMin = 16u << 20;
 constexpr std::uint64_t kDeltaModelFraction = 4;
 /// Of the time that is left, the part that the agent may wait for a version.
 constexpr double kWaitPart = 0.75;
-/// With less time left none is asked any more: the answer would come too late, and cost the connection.
+/// What an answer may take beside the wait. With less time left none is asked for any more: it would come too late, and
+/// cost the connection.
 constexpr auto kQuestionTime = std::chrono::milliseconds(20);
 /// An agent that answered after so long has waited, whatever it says.
 constexpr std::uint64_t kLongWaitMs = 500;
@@ -109,7 +110,10 @@ wire::PlanRequest Pull::plan_request() const {
   if (plan.compact != 0)
     allowed = std::max(allowed, std::chrono::duration<double>(classes_plan_s(s_.layout.half_bytes())));
   // The agent's answer, which says what there is, comes before our own deadline.
-  const auto wait = std::min<std::chrono::duration<double>>(allowed, kWaitPart * until_.deadline().remaining());
+  const std::chrono::duration<double> left = until_.deadline().remaining();
+  const std::chrono::duration<double> in_time =
+      std::max<std::chrono::duration<double>>(left - kQuestionTime, left.zero());
+  const std::chrono::duration<double> wait = std::min({allowed, kWaitPart * left, in_time});
   plan.wait_ms = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   return plan;
 }
@@ -338,4 +342,5 @@ Result<wire::PlanReply> Pull::plan() {
     if (until_.deadline().remaining() < kQuestionTime) until_.pause(kQuestionTime);
   }
 }
+
 }  // namespace deltasync::receiver
