@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/log.hpp"
 #include "deltasync/layout.hpp"
 #include "format/packed_layout.hpp"
 #include "shm/boot.hpp"
@@ -41,6 +42,12 @@ Result<std::unique_ptr<Generation>> Generation::create(const shm::SegmentPath& p
   const shm::Segment::Geometry geometry{layout->half_bytes(), batches.size(), layout->digest()};
   DS_ASSIGN(auto segment,
             shm::Segment::create(path, number, geometry, layout_encoded, sidecar_encoded).with_context(what));
+  if (!shm::is_of_this_boot(segment->file())) {
+    log::warn(
+        "segment_not_kept name={} effect=\"an agent that is started again begins without it: it is on a disk "
+        "whose file system keeps no user attributes\"",
+        path.name);
+  }
   auto generation = make(std::move(segment), number, std::move(layout), std::move(batches)).with_context(what);
   if (!generation) static_cast<void>(shm::Segment::unlink(path));
   return generation;
