@@ -166,7 +166,9 @@ Result<PullReport> pull_one(const PullArgs& options, Receiver& receiver, const W
   std::optional<PullProgress> progress(std::in_place, receiver, !options.json, options.follow);
   DS_ASSIGN(auto update, receiver.pull(want, until));
   progress.reset();
-  if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit(until).with_context("commit"));
+  // Who follows waits for versions: how long one took to come leaves its commit no less time.
+  const Deadline limit = options.follow ? after_seconds(deadline_s(options)) : until.deadline();
+  if (update->report().mode != PullMode::up_to_date) DS_TRY(update->commit(limit).with_context("commit"));
   return update->report();
 }
 
