@@ -92,6 +92,47 @@ def test_agent_that_dies_is_started_again(by: int, segment_name: str) -> None:
             assert dict(receiver.arrays())["w"][0, 0] == 2.0
 
 
+def test_a_manager_that_is_dropped_ends_its_agent(segment_name: str, shm_files: set[str]) -> None:
+    manager = deltasync.WeightManager(weights(), name=segment_name)
+    manager.offload(weights())
+    assert manager.agent is not None
+    pid, endpoint = manager.agent.pid, manager.endpoint
+    child = os.fork()
+    if child == 0:
+        gc.freeze()
+        del manager
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert alive(pid)
+    with pytest.raises(errors.AlreadyExists, match="an earlier manager of this process"):
+        deltasync.WeightManager(weights(), listen=endpoint)
+    del manager
+    gc.collect()
+    until(lambda: not alive(pid), "the agent's end")
+    with deltasync.WeightManager(weights(), name=segment_name, listen=endpoint) as manager:
+        manager.offload(weights())
+
+
+def test_a_manager_may_be_dropped_while_its_agent_is_started_again(
+    segment_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the collector, in the thread that starts it."""
+    agent = deltasync.AgentProcess(segment_name)
+    start = agent._start
+
+    def stop_and_start() -> subprocess.Popen[bytes]:
+        agent.stop()
+        started.append(start())
+        return started[0]
+
+    started: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(agent, "_start", stop_and_start)
+    os.kill(agent.pid, signal.SIGKILL)
+    until(lambda: not agent._watcher.is_alive(), "the watcher's end")
+    assert all(process.poll() is not None for process in started)
+    Path(f"/dev/shm/{segment_name}.lock").unlink(missing_ok=True)  # of the agent that was killed
+
+
 def test_second_agent_of_a_name_says_who_has_it(agent: deltasync.AgentProcess) -> None:
     with pytest.raises(errors.AlreadyExists, match=str(agent.pid)):
         deltasync.AgentProcess(agent.name)

@@ -34,10 +34,14 @@ _END_S = 6.0
 _EXIT_CODES = {1: "invalid_argument", 2: "already_exists", 3: "permission", 4: "no_space"}
 #: What its log line says of the cause.
 _FAILED = re.compile(r'agent_failed error="(?P<why>.*)"$')
+_PORT_TAKEN = (
+    "another process has this port, or an earlier manager of this process: close() it; "
+    "else give another in listen=HOST:PORT, or 0 for a free one"
+)
 #: What helps, by what the agent said.
 _REMEDIES = (
     ("beyond loopback needs a token", "give token_file=, a file that receivers have too, or listen on 127.0.0.1"),
-    ("Address already in use", "another process has this port: give another in listen=HOST:PORT, or 0 for a free one"),
+    ("Address already in use", _PORT_TAKEN),
     ("another agent owns", "give another name=, or none for a free one"),
     ("not expected", "agent_args= takes options that `deltasync-agent --help` lists"),
     ("socket path", "set TMPDIR to a shorter directory"),
@@ -106,7 +110,7 @@ class AgentProcess:
         self.restarts = 0
         #: Why it does not run just now; empty: it does.
         self.error = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may call stop() of a dropped manager in any thread
         self._ending = threading.Event()
         try:
             self._process = self._start()
@@ -228,7 +232,9 @@ class AgentProcess:
                 self.error, pause = "", 0.0
             except (Error, OSError) as error:
                 self.error = str(error)
-                if not self._ending.is_set():
+                if self._ending.is_set():
+                    self._kill()
+                else:
                     _log.error("agent %s does not start again: %s", self.name, error)
                 pause = min(_PAUSE_MAX_S, max(0.2, pause * 2))
 

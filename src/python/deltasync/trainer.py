@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -164,6 +165,7 @@ class WeightManager:
                 return _checks.path("agent", agent), advertised(advertise, None, self._nodes.count)
             advertised(advertise, listen, self._nodes.count)  # before anything is started
             self.agent = AgentProcess(**own, args=agent_args, timeout=timeout)
+            weakref.finalize(self, self.agent.stop)
             return self.agent.socket, advertised(advertise, self.agent.endpoint, self._nodes.count)
 
         def attach(layout: Layout, sidecar: Sidecar, timeout: float) -> Writer:
@@ -314,7 +316,7 @@ class WeightManager:
         self._writer.wait_ready(wanted, left(end_of("wait_ready", timeout, self.timeout)))
 
     def close(self) -> None:
-        """Leaves the agent, and ends it if it was started here."""
+        """Leaves the agent, and ends it if it was started here; so does a manager that is dropped."""
         if self._offloading:
             raise InvalidArgument("close: an offload is under way")
         if hasattr(self, "_writer"):
