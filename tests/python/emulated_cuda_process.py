@@ -108,6 +108,16 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         return (self.row_elements, 1) if len(self.shape) == 2 else (1,)
 
+    def storage_offset(self) -> int:
+        return 0
+
+    def untyped_storage(self) -> Any:
+        rows = self.shape[0] if len(self.shape) == 2 else 1
+        return types.SimpleNamespace(nbytes=lambda: rows * self.row_elements * self.dtype.width)
+
+    def numel(self) -> int:
+        return int(np.prod(self.shape))
+
     def is_contiguous(self) -> bool:
         return self.row_elements == self.shape[-1]
 
