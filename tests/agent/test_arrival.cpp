@@ -123,8 +123,8 @@ TEST_F(Arriving, IsPlannedForAndItsTilesGoOutAsTheyCome) {
   seal();
   EXPECT_EQ(now().served->root, said_.root);
   EXPECT_TRUE(ends());
-  EXPECT_EQ(c.extent(reply->plan, all()).error().code(), Errc::lease_revoked);
   EXPECT_TRUE(eventually([&] { return agent_->core().open_plans().list().empty(); })) << "it would hold the memory";
+  EXPECT_EQ(c.extent(reply->plan, all()).error().code(), Errc::lease_revoked);
   const auto whole = client().plan(ask_arriving());
   ASSERT_TRUE(whole);
   EXPECT_EQ(whole->arriving, 0) << "the next one is of the half";
