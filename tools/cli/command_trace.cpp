@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "format/mapped_file.hpp"
 #include "tools/cli/cli.hpp"
 #include "tools/cli/http_get.hpp"
 #include "tools/cli/trace_timeline.hpp"
@@ -35,7 +36,8 @@ Result<std::string> read_source(const TraceArgs& options, const std::string& sou
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(options.deadline_s));
     return tools::http_get(agent, "/v1/trace", Deadline::after(limit)).with_context(source);
   }
-  return read_text(source);
+  DS_ASSIGN(const MappedFile file, MappedFile::open(source));
+  return std::string(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
 }
 
 Result<Timeline> read_timeline(const TraceArgs& options) {

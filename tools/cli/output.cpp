@@ -4,12 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <optional>
 
 #include "base/utf8.hpp"
-#include "format/mapped_file.hpp"
 #include "tools/cli/cli.hpp"
 
 namespace deltasync::cli {
@@ -132,8 +132,12 @@ std::filesystem::path model_directory(const std::string& path) {
 Result<std::string> read_text(const std::string& path) {
   std::error_code none;
   if (std::filesystem::is_directory(path, none)) return Error(Errc::invalid_argument, path + ": a directory");
-  DS_ASSIGN(const MappedFile file, MappedFile::open(path));
-  return std::string(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  if (file) text.assign(std::istreambuf_iterator<char>(file), {});
+  if (!file || file.bad()) return Error::from_errno(path, errno != 0 ? errno : EIO);
+  return text;
 }
 
 Status print_json(const Json& object, int indent) {
