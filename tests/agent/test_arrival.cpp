@@ -58,6 +58,10 @@ class Arriving : public AgentTest {
   bool arrives() {
     return eventually([&] { return now().arriving != nullptr; });
   }
+  bool is_announced() {
+    announce();
+    return arrives();
+  }
   bool ends() {
     return eventually([&] { return now().arriving == nullptr; });
   }
@@ -98,8 +102,7 @@ class Arriving : public AgentTest {
 };
 
 TEST_F(Arriving, IsPlannedForAndItsTilesGoOutAsTheyCome) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto reply = c.plan(ask_arriving());
   ASSERT_TRUE(reply) << reply.error().to_string();
@@ -131,8 +134,7 @@ TEST_F(Arriving, IsPlannedForAndItsTilesGoOutAsTheyCome) {
 }
 
 TEST_F(Arriving, IsNothingToThoseWhoDoNotTakeIt) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   auto request = ask();
   request.wait_ms = 1;
@@ -142,8 +144,7 @@ TEST_F(Arriving, IsNothingToThoseWhoDoNotTakeIt) {
 
 /// Tiles of a band come as rows: what is sent ends before the band that is not whole.
 TEST_F(Arriving, PartsOfATensorGoOutWholeBandByWholeBand) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto reply = c.plan(ask_arriving());
   ASSERT_TRUE(reply);
@@ -159,8 +160,7 @@ TEST_F(Arriving, PartsOfATensorGoOutWholeBandByWholeBand) {
 }
 
 TEST_F(Arriving, TilesOfSlicesWaitToo) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto tiles = TileSet::of(*model_.layout, {{{"b", Rect{0, 0, 1024, 1024}}}});
   ASSERT_TRUE(tiles);
@@ -182,8 +182,7 @@ TEST_F(Arriving, TilesOfSlicesWaitToo) {
 }
 
 TEST_F(Arriving, IsNeitherPackedNorCopiedOutOfAHalf) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto reply = c.plan(ask_arriving());
   ASSERT_TRUE(reply);
@@ -194,8 +193,7 @@ TEST_F(Arriving, IsNeitherPackedNorCopiedOutOfAHalf) {
 }
 
 TEST_F(Arriving, IsGivenUpAndWhoWaitsPlansAgain) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto reply = c.plan(ask_arriving());
   ASSERT_TRUE(reply);
@@ -211,16 +209,14 @@ TEST_F(Arriving, IsGivenUpAndWhoWaitsPlansAgain) {
   request.wait_ms = 1;
   EXPECT_EQ(c.plan(request).error().code(), Errc::timed_out) << "there is no version, as before";
   said_.version.id.number = 2;
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   EXPECT_EQ(c.plan(ask_arriving())->target.id.number, 2u);
 }
 
 /// Its connection says so: whatever the relay said before stands.
 TEST_F(Arriving, EndsWithItsRelay) {
   tell_parents(*writer_, {{{7, "above:7070"}}, 1});
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   ASSERT_TRUE(eventually([&] { return agent_->core().origin().cut_off().has_value(); })) << "the agent above is";
   auto c = client();
   const auto reply = c.plan(ask_arriving());
@@ -238,8 +234,7 @@ TEST_F(Arriving, EndsWithItsRelay) {
 
 /// Who knows another agent goes on there; who does not waits here.
 TEST_F(Arriving, IsNotOfferedWhileNoTilesCome) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   bring_tensor(0);
   auto c = client();
   const auto reply = c.plan(ask_arriving());
@@ -268,8 +263,7 @@ TEST_F(Arriving, IsNotOfferedWhileNoTilesCome) {
 }
 
 TEST_F(Arriving, TheFirstTileMayTakeLonger) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   std::this_thread::sleep_for(7s);
   EXPECT_NE(now().arriving, nullptr);
   auto c = client();
@@ -280,8 +274,7 @@ TEST_F(Arriving, TheFirstTileMayTakeLonger) {
 
 /// It is found out, and nobody is offered it again.
 TEST_F(Arriving, AWrongTileEndsIt) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   bring_tensor(0);
   auto c = client();
   const auto reply = c.plan(ask_arriving());
@@ -306,8 +299,7 @@ TEST_F(Arriving, AWrongTileEndsIt) {
 }
 
 TEST_F(Arriving, ARepairOfAWrongTileEndsItToo) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   bring_tensor(0);
   auto c = client();
   const auto reply = c.plan(ask_arriving());
@@ -317,8 +309,7 @@ TEST_F(Arriving, ARepairOfAWrongTileEndsItToo) {
 }
 
 TEST_F(Arriving, WhatHoldsItAlreadyHasNothingToPull) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   auto request = ask_arriving();
   request.base = said_.version.id;
@@ -344,8 +335,7 @@ TEST_F(Arriving, IsNotOfferedWhereAVersionIsServed) {
 }
 
 TEST_F(Arriving, AnotherOneTakesItsPlace) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto reply = c.plan(ask_arriving());
   said_.version.id.number = 2;
@@ -356,8 +346,7 @@ TEST_F(Arriving, AnotherOneTakesItsPlace) {
 
 /// A half is given back at once: nobody's lease is on it.
 TEST_F(Arriving, ItsReadersHoldUpNoWriter) {
-  announce();
-  ASSERT_TRUE(arrives());
+  ASSERT_TRUE(is_announced());
   auto c = client();
   const auto reply = c.plan(ask_arriving());
   ASSERT_TRUE(c.socket.send(1, wire::GetExtent{reply->plan, all()}, test_deadline()));
