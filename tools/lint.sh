@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks that need no build: formatting, the rules of the tree, its words, shell scripts. `tools/lint.sh tidy` runs
-# clang-tidy over what ships instead, `tools/lint.sh tidy tests` over the tests (both need a configured build-asan/);
-# `tools/lint.sh fix` formats the sources in place.
+# Checks that need no build: formatting, the rules of the tree, its words, shell scripts, Python (ruff).
+# `tools/lint.sh tidy` runs clang-tidy over what ships instead, `tools/lint.sh tidy tests` over the tests (both need a
+# configured build-asan/); `tools/lint.sh fix` formats the sources in place.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +23,9 @@ case ${1:-check} in
     python3 tools/lint/check_words.py
     python3 tools/lint/check_reach.py
     git ls-files -co --exclude-standard -- '*.sh' '.ci/run' | xargs shellcheck
+    tools/python_env.sh build/lint-venv tools/lint/requirements.txt
+    build/lint-venv/bin/ruff check --quiet src/python tests/python tests/chaos tests/lab tests/operating tests/wheel \
+      tools/lab tools/lab.py
     ;;
   *)
     echo "usage: tools/lint.sh [check|tidy [tests]|fix]" >&2

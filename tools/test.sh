@@ -9,11 +9,11 @@
 #                                 (tools/cmake/DeltasyncTargets.cmake), and names those that it leaves to the other
 #
 # Stages: release  g++ release build, every test
-#         lint     formatting, tree rules, shell scripts (tools/lint.sh)
+#         lint     formatting, tree rules, shell scripts, ruff (tools/lint.sh)
 #         asan     clang 14 with its warnings as errors, AddressSanitizer + UndefinedBehaviorSanitizer: every test, then
 #                  every libFuzzer target for a few seconds
 #         tsan     ThreadSanitizer, the tests of code that runs on several threads, and of the delta kernels
-#         python   the Python package: ruff, mypy, and its tests
+#         python   the Python package: mypy, and its tests
 #         install  the library as installed, and inside another project: docs/examples/cpp built with each, and run
 #         operating  what docs/operating gives to operators: manifests, alerts, board, pages (tools/ci/check_operating.sh)
 #         docs     the pages of docs/ as a site, without links that lead nowhere; what they show is run; their words
@@ -241,8 +241,6 @@ run_tsan() {
 run_python() {
   local report bin=build/python-venv/bin status=0 total wrong left
   step "python: build" tools/build_python.sh "$jobs"
-  step "python: ruff" "$bin/ruff" check src/python tests/python tests/chaos tests/lab tests/operating tests/wheel \
-    tools/lab tools/lab.py
   step "python: mypy" env MYPYPATH=build/python "$bin/mypy" -p deltasync
   step "python: mypy of the lab" env MYPYPATH=tools:tools/lab "$bin/mypy" tools/lab.py tests/lab/*.py
   echo "== python: tests"
