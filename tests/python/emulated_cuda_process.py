@@ -4,10 +4,12 @@ module that has the emulated runtime (tests/gpu/emulator), and an agent's name."
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import math
 import sys
+import threading
 import time
 import types
 from dataclasses import dataclass, field
@@ -38,20 +40,29 @@ def made(name: str, *arguments: Any) -> int:
 
 
 STREAM = made("cudaStreamCreateWithFlags", ctypes.c_uint(1))
+DEFAULT_STREAM = 0
 TO_DEVICE, TO_HOST = 1, 2
 #: Work of a trainer's in its stream, which takes its time.
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(0.05))
+#: And of an engine's, which takes until the gate is open.
+GATE = threading.Event()
+GATED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: GATE.wait() and None)
 
 
-def copy(to: int, source: int, count: int, kind: int) -> None:
+def copy(to: int, source: int, count: int, kind: int, stream: int = STREAM) -> None:
     call(
         "cudaMemcpyAsync",
         ctypes.c_void_p(to),
         ctypes.c_void_p(source),
         ctypes.c_size_t(count),
         kind,
-        ctypes.c_void_p(STREAM),
+        ctypes.c_void_p(stream),
     )
+
+
+def synchronize(_: int = 0) -> None:
+    for stream in (STREAM, DEFAULT_STREAM):
+        call("cudaStreamSynchronize", ctypes.c_void_p(stream))
 
 
 class Memory:
@@ -69,6 +80,12 @@ class Memory:
         self._view[:] = content
         call("cudaLaunchHostFunc", ctypes.c_void_p(STREAM), WORK, None)
         copy(self.address, self._pinned, self.bytes, TO_DEVICE)
+
+    def put_late(self) -> None:
+        """What the memory is made with, in the default stream, once the gate is open."""
+        self._view[:] = 0xEE
+        call("cudaLaunchHostFunc", ctypes.c_void_p(DEFAULT_STREAM), GATED, None)
+        copy(self.address, self._pinned, self.bytes, TO_DEVICE, DEFAULT_STREAM)
 
     def get(self) -> np.ndarray[Any, Any]:
         copy(self._pinned, self.address, self.bytes, TO_HOST)
@@ -138,12 +155,13 @@ torch.dtype, torch.Tensor, torch.strided = Dtype, Tensor, "strided"
 torch.nn = types.SimpleNamespace(Parameter=type("Parameter", (Tensor,), {}), Module=type("Module", (), {}))
 torch.cuda = types.SimpleNamespace(
     current_stream=lambda device: types.SimpleNamespace(cuda_stream=STREAM, device=device),
-    synchronize=lambda device: call("cudaStreamSynchronize", ctypes.c_void_p(STREAM)),
+    synchronize=synchronize,
 )
 sys.modules["torch"] = torch
 
 # With that native module, and that torch.
 import deltasync  # noqa: E402
+from deltasync.errors import DeadlinePassed  # noqa: E402
 
 BF16, FP32 = Dtype("bfloat16", 2), Dtype("float32", 4)
 SHAPES: dict[str, tuple[tuple[int, ...], Dtype, int]] = {
@@ -176,8 +194,29 @@ def in_engine(name: str, content: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(content.reshape(rows, cols, dtype.width).transpose(1, 0, 2)).reshape(-1)
 
 
+def check_first_pull() -> None:
+    """Of an engine that has just made its memory, and names no stream. Its tensors are more than are sent at a time."""
+    tensors = {f"tensor.{i}": np.full(8, i, np.float32) for i in range(600)}
+    live = Memory(len(tensors) * 32)
+    live.put_late()
+    plan = native.PlacementPlan()
+    memory = plan.add_memory("all", live.address, live.bytes, 0, None, False)
+    for number, name in enumerate(tensors):
+        plan.place(name, (0, 0, 1, 8), memory, 32 * number, 32, 4)
+    with deltasync.WeightManager(tensors, name=f"{NAME}-first") as manager:
+        manager.offload(tensors)
+        with deltasync.Receiver(manager.endpoint, plan=plan, local="never") as engine:
+            prepared = engine.prepare(1)
+            with contextlib.suppress(DeadlinePassed):  # it has to wait
+                prepared.wait(1)
+            GATE.set()
+            assert prepared.commit().mode == "full"
+            assert np.array_equal(live.get().view(np.float32).reshape(-1, 8)[:, 0], np.arange(len(tensors)))
+
+
 def main() -> None:
     assert deltasync._native is native and native.with_cuda
+    check_first_pull()
     contents = {name: random.integers(0, 256, bytes_of(name), dtype=np.uint8) for name in SHAPES}
     sent = {name: Tensor(Memory(bytes_of(name)), shape, dtype, row) for name, (shape, dtype, row) in SHAPES.items()}
     live = {name: Memory(tensor.rows(contents[name]).size) for name, tensor in sent.items()}

@@ -16,6 +16,9 @@ from ._native import Layout, Placement, PlacementPlan, Sidecar
 from .errors import DeadlinePassed
 from .places import check_module_places, plan_of_module
 
+#: CUDA's, of the device that it is named for.
+_DEFAULT_STREAM = 0
+
 
 class Kept:
     """What the target of a native receiver writes, kept alive for as long as it may."""
@@ -63,7 +66,9 @@ class Kept:
             return
         self.placement = Placement.build(layout, plan)
         self._devices = [device for device in self.placement.devices if device not in engine_streams]
-        self.target = _native.placed_target(self.placement, live, dict(engine_streams), shadow)
+        # Pulls that write in place come behind what torch's default stream has: what made the weights, for example.
+        streams = {**dict.fromkeys(self._devices, [_DEFAULT_STREAM]), **engine_streams}
+        self.target = _native.placed_target(self.placement, live, streams, shadow)
 
     def check(self) -> None:
         """LayoutMismatch where the module's memory is not any more what the target writes."""

@@ -67,7 +67,7 @@ class Receiver:
     ``engine_streams``: of CUDA devices by their ordinals, the stream (torch's, or an address), or a list of all, on
     which the engine computes with the weights. A commit comes behind what is queued there, and what is queued there
     after it comes behind the commit. For a device without one, a commit first waits for all that torch has queued on
-    it.
+    it, and a pull that writes in place, as the first does, for what its default stream has.
 
     ``local``: whether full updates are copied out of the memory of an agent on this host: ``auto`` where they can be,
     ``never``, or ``always``, which raises Unsupported where they cannot.
