@@ -198,7 +198,7 @@ def test_live_memory_is_written_behind_the_kernels_that_were_queued(
     with deltasync.WeightManager(model(1.0), name=segment_name) as manager:
         manager.offload()
         with deltasync.Receiver(manager.endpoint, module=served, engine_streams={1: [Stream(), 78]}) as receiver:
-            assert streams == [{1: [77, 78]}]
+            assert streams == [{0: [0], 1: [77, 78], 2: [0]}]  # where none is named the default one
             receiver.prepare().wait()
             assert waited == []
             receiver.commit()
