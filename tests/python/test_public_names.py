@@ -99,3 +99,14 @@ def test_every_public_name_says_what_it_is() -> None:
             if not attribute.startswith("_") and described and not inspect.getdoc(getattr(thing, attribute)):
                 silent.append(f"{name}.{attribute}")
     assert silent == []
+
+
+def test_every_field_of_a_report_is_explained() -> None:
+    """In the docstring: help() and the site show no comments."""
+    things = [getattr(deltasync, name) for name in deltasync.__all__]
+    things += [deltasync.megatron.Difference, deltasync.megatron.ProofReport, deltasync.control.Admission]
+    silent = []
+    for thing in things:
+        fields = getattr(thing, "_fields", None) or getattr(thing, "__dataclass_fields__", ())
+        silent += [f"{thing.__name__}.{field}" for field in fields if f"``{field}``" not in (inspect.getdoc(thing) or "")]
+    assert silent == []

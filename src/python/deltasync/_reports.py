@@ -14,21 +14,29 @@ from ._native import Version
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """What one version cost the trainer. Times in seconds."""
+    """What one version cost the trainer, on this rank. Names that end in ``_s`` are seconds.
+
+    ``version``: as it is served.
+    ``guard_s``: waiting until the inactive half was free.
+    ``copy_s``: writing the tensors into it.
+    ``seal_s``: checking that nothing is missing, waiting for the other ranks, publishing.
+    ``total_s``: all of it.
+    ``nbytes``, ``tensors``: what this rank wrote.
+    ``cast``: by tensor, the dtypes from and to which it was cast here, as safetensors spells them.
+    ``gather_s``, ``convert_s``: of tensors of Megatron, waiting for other ranks' elements; of all, making tensors that
+    are no memory of the trainer's (cast, added to, quantised, put together).
+    ``temporary_bytes_max``: bytes of these and of buckets that were alive at a time, at most. What is quantised needs a
+    band of fp32 values beside them.
+    """
 
     version: Version
-    #: Waiting until the inactive half was free.
     guard_s: float
     copy_s: float
     seal_s: float
     total_s: float
     nbytes: int
     tensors: int
-    #: The tensors that were cast here on their way, with safetensors' names of their own dtype and of the layout's.
     cast: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
-    #: On this rank: waiting for other ranks' elements, of tensors of Megatron that are put together; making tensors
-    #: that are no memory of the trainer's (cast, added to, quantised, put together); bytes of these and of buckets that
-    #: were alive at most. What is quantised needs a band of fp32 values beside them. 0 if there were none.
     gather_s: float = 0.0
     convert_s: float = 0.0
     temporary_bytes_max: int = 0

@@ -39,10 +39,11 @@ class RolloutEngine:
 
     Methods are called on threads of the service, one at a time, but for :meth:`abort`, which may come beside any.
     ``timeout`` is what the client's call has left, in seconds. What they raise fails the client's call, whose steps
-    before are undone as far as the engine can serve."""
+    before are undone as far as the engine can serve.
 
-    #: Whether :meth:`hold` is there. Without it nothing pauses with mode "keep", and an update of an engine that serves
-    #: waits for its requests.
+    ``can_hold``: whether :meth:`hold` is there. Without it nothing pauses with mode "keep", and an update of an engine
+    that serves waits for its requests."""
+
     can_hold: bool = False
 
     def stop_admission(self) -> None:
@@ -91,11 +92,14 @@ class RolloutEngine:
 
 
 class Admission(NamedTuple):
-    """What a request is computed with."""
+    """What a request is computed with.
 
-    #: The live one. Its label is what clients call it, or its number.
+    ``version``: the live one. Its label is what clients call it, or its number.
+    ``cache_salt``: no other version has it, and all engines with this version have it: for caches that outlive a
+    version.
+    """
+
     version: Version
-    #: No other version has it, and all engines with this version have it: for caches that outlive a version.
     cache_salt: str
 
     @property

@@ -203,20 +203,21 @@ class ExportPlan:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A tensor that would be exported otherwise than the directory has it."""
+    """A tensor that would be exported otherwise than the directory has it.
+
+    ``tensor``: its name in the checkpoint. ``row``: of the family's page, which made it.
+    ``index``: of the first element that differs, in the tensor. ``exported``, ``expected``: its value here and there.
+    ``elements``: how many differ, on all ranks. ``rank``: which has the first.
+    ``guess``: what would explain it; empty if nothing does that was tried.
+    """
 
     tensor: str
-    #: The row of the family's page that made it.
     row: str
-    #: Of the first element that differs, in the tensor.
     index: tuple[int, ...]
     exported: float
     expected: float
-    #: How many elements differ, on all ranks.
     elements: int
-    #: The rank that has the first.
     rank: int
-    #: What would explain it; empty if nothing does that was tried.
     guess: str
 
     def __str__(self) -> str:
@@ -227,18 +228,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ProofReport:
-    """Of :func:`prove`, the same on all ranks."""
+    """Of :func:`prove`, the same on all ranks. True if it is ``identical``.
+
+    ``differs``: in the layout's order; 64 of each rank at most.
+    ``elements``: that were compared on all ranks.
+    ``dequantised``: of these, what is quantised when it is exported. Compared is what the trainer has, rounded to bf16,
+    with the directory's codes times their scales: codes that are made of it may be others than these.
+    ``unproved``: tensors, in the layout's order, whose elements are all alike, as of a LoRA's B at first: those of a
+    wrong mapping would be as identical.
+    """
 
     identical: bool
-    #: In the layout's order; 64 of each rank at most.
     differs: list[Difference]
-    #: Elements that were compared on all ranks.
     elements: int
-    #: Of these, what is quantised when it is exported. Compared is what the trainer has, rounded to bf16, with the
-    #: directory's codes times their scales: codes that are made of it may be others than these.
     dequantised: int = 0
-    #: Tensors, in the layout's order, whose elements are all alike, as of a LoRA's B at first: those of a wrong mapping
-    #: would be as identical.
     unproved: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:

@@ -22,46 +22,61 @@ _SAME_TIME_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """What a pull did. Times in seconds."""
+    """What a pull did. Names that end in ``_s`` are seconds.
 
-    #: up_to_date, delta or full.
+    ``mode``: up_to_date, delta or full.
+    ``version``: what came, never merely what was asked for.
+    ``root``: digest of the digests of the tiles that are kept, at that version; 32 hex digits.
+    ``wire_bytes``: received over all connections, headers counted.
+    ``local_bytes``: copied out of the memory of an agent, or of a trainer's buckets, on this host.
+    ``full_bytes``: of all tensors or tiles that are kept, for comparison.
+    ``metadata_bytes``: of ``wire_bytes``, what is not of tiles.
+    ``tiles``: received. ``changed``: elements, of a delta.
+    ``delta_steps``: versions that were stepped through.
+    ``replans``: how often the plan was made again, since the lease was lost or the agent replaced.
+    ``stream_restarts``: how often a data connection was made again.
+    ``repaired_tiles``: those that came damaged, and were fetched again.
+    ``packed``: whether tiles of a full update came packed.
+    ``transports``: UCX's that carried tiles, such as "posix/memory" (endpoints ``ucx://…``); empty: none did.
+    ``wait_s``: for the version to exist.
+    ``transfer_s``: from the plan's answer until all is verified and staged.
+    ``verify_s``: of that, CPU time for digests, summed over threads.
+    ``commit_s``, ``attest_s``: of the commit, and of ``attest_commits`` after it; 0 before.
+    """
+
     mode: str
     version: Version
-    #: Of the subscribed tiles' digests at that version, 32 hex digits.
     root: str
-    #: Received over all connections, headers counted.
     wire_bytes: int
-    #: Copied out of the memory of an agent on this host.
     local_bytes: int
-    #: Of the tensors that are kept, for comparison.
     full_bytes: int
     metadata_bytes: int
     tiles: int
-    #: Elements.
     changed: int
     delta_steps: int
     replans: int
     stream_restarts: int
     repaired_tiles: int
     packed: bool
-    #: UCX's that carried tiles, such as "posix/memory" (endpoints ``ucx://…``); empty: none did.
     transports: str
-    #: For the version to exist.
     wait_s: float
     transfer_s: float
-    #: CPU time for digests, summed over threads.
     verify_s: float
     commit_s: float
     attest_s: float
 
 
 class TileMismatch(NamedTuple):
-    """A tile of live memory that is not the committed version's."""
+    """A tile of live memory that is not the committed version's.
 
-    #: Its number in the layout, for :meth:`Receiver.repair`.
+    ``tile``: its number in the layout, for :meth:`Receiver.repair`.
+    ``tensor``: the name of its tensor.
+    ``copy_in``: empty: it is wrong where it is read. Else that is right, and the memory of this name has a copy that is
+    not.
+    """
+
     tile: int
     tensor: str
-    #: Empty: it is wrong where it is read. Else that is right, and the memory of this name has a copy that is not.
     copy_in: str = ""
 
     def __str__(self) -> str:
@@ -70,46 +85,49 @@ class TileMismatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair wrote into live memory, or a restoration."""
+    """What a repair wrote into live memory, or a restoration.
 
-    #: That live memory has now: the committed one.
+    ``version``: that live memory has now, the committed one.
+    ``tiles``, ``nbytes``: written.
+    ``fetched``: tiles that came from the agent; the others came from the shadow.
+    ``wire_bytes``: received, headers counted. ``metadata_bytes``: of these, what is not of tiles.
+    ``total_s``: seconds, for all of it. ``attest_s``: of these, reading live memory again.
+    """
+
     version: Version
-    #: Written.
     tiles: int
-    #: Of these tiles.
     nbytes: int
-    #: Tiles that came from the agent; the others came from the shadow.
     fetched: int
     wire_bytes: int
     metadata_bytes: int
-    #: All of it, in seconds.
     total_s: float
-    #: Of that, reading live memory again.
     attest_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far what a receiver holds is behind what its agent serves. Durations are in seconds, by the agent's monotonic
-    clock: what time it is on either host does not matter."""
+    clock: what time it is on either host does not matter.
 
-    #: Published after the one that is held; 0: it is the newest. At most 4,096, which the agent remembers; all of these
-    #: if nothing is held. None: no version is served, or the agent could not be asked (``last_error`` says why).
+    ``versions``: published after the one that is held; 0: it is the newest. At most 4,096, which the agent remembers;
+    all of these if nothing is held. None: no version is served, or the agent could not be asked (``last_error`` says
+    why).
+    ``seconds``: since the first of these was published; 0: it is the newest.
+    ``held``: the committed version; None before the first commit.
+    ``newest``: what the agent serves. ``newest_age_s``: since that was published.
+    ``heard_newest``: what ``newest`` was when the agent answered last, to this question or one before; None: it never
+    has. ``heard_s``: how long ago that was.
+    ``last_error``: why the agent could not be asked; else of the last pull or commit, if that failed. Empty: all is
+    well. A pull that was cancelled, or that waited for something newer in vain, has not failed.
+    """
+
     versions: int | None
-    #: Since the first of these was published; 0: it is the newest.
     seconds: float | None
-    #: The committed version; None before the first commit.
     held: Version | None
-    #: What the agent serves.
     newest: Version | None
-    #: Since that was published.
     newest_age_s: float | None
-    #: What ``newest`` was when the agent answered last, to this question or one before; None: it never has.
     heard_newest: Version | None
-    #: How long ago that was.
     heard_s: float | None
-    #: Why the agent could not be asked; else of the last pull or commit, if that failed. Empty: all is well. A pull
-    #: that was cancelled, or that waited for something newer in vain, has not failed.
     last_error: str
 
 

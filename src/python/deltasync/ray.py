@@ -51,23 +51,25 @@ _END_S = 30.0
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node of a fleet."""
+    """A node of a fleet.
+
+    ``node``: its id in Ray. ``role``: "trainer" or "relay".
+    ``endpoint``: HOST:PORT of its agent.
+    ``parents``: the nodes that its relay pulls from, in order of preference.
+    ``agent_pid``, ``relay_pid``: of their processes; None: there is none.
+    ``restarts``: of agent and relay, by the actor that is there now. ``actor_restarts``: of that actor.
+    ``error``: what does not go well: the actor does not answer, the agent does not start again, the relay always ends.
+    Empty: nothing.
+    """
 
     node: str
-    #: "trainer" or "relay".
     role: str
-    #: HOST:PORT of its agent.
     endpoint: str
-    #: The nodes that its relay pulls from, in order of preference.
     parents: list[str]
     agent_pid: int | None
     relay_pid: int | None
-    #: Of its agent and its relay, by the actor that is there now.
     restarts: int
-    #: Of that actor.
     actor_restarts: int
-    #: What does not go well: the actor does not answer, the agent does not start again, the relay always ends. Empty:
-    #: nothing.
     error: str
 
 

@@ -25,16 +25,23 @@ class LoaderTrace:
     """Every tensor of the specs is in exactly one of `placed`, `reload` and `unplaced`. Immutable.
 
     The memories' bytes stay allocated as long as the trace lives; drop it when `is_current` says no.
+
+    `memories`: that a slice may name.
+    `placed`: tensor → where each slice of it is. `modules`: tensor → modules that own these places.
+    `reload`: tensor → why only the engine's loader can bring it.
+    `unplaced`: tensor that the engine has no place for → why.
+    `weights`: the model's parameters and persistent buffers.
+    `gaps`: those of them that are not filled by the specs' tensors, or not all of them.
     """
 
     specs: tuple[Spec, ...]
-    memories: tuple[Memory, ...]  #: that a slice may name
+    memories: tuple[Memory, ...]
     placed: Mapping[str, tuple[PlacedSlice, ...]]
     reload: Mapping[str, Reload]
-    unplaced: Mapping[str, str]  #: tensors that the engine has no place for → why
-    modules: Mapping[str, frozenset[str]]  #: placed tensor → modules that own its places
-    weights: tuple[str, ...]  #: the model's parameters and persistent buffers
-    gaps: Mapping[str, Gap]  #: those of them that are not filled by the specs' tensors, or not all of them
+    unplaced: Mapping[str, str]
+    modules: Mapping[str, frozenset[str]]
+    weights: tuple[str, ...]
+    gaps: Mapping[str, Gap]
     _signature: str = field(repr=False)
 
     @cached_property
