@@ -108,5 +108,25 @@ def test_every_field_of_a_report_is_explained() -> None:
     silent = []
     for thing in things:
         fields = getattr(thing, "_fields", None) or getattr(thing, "__dataclass_fields__", ())
-        silent += [f"{thing.__name__}.{field}" for field in fields if f"``{field}``" not in (inspect.getdoc(thing) or "")]
+        said = inspect.getdoc(thing) or ""
+        silent += [f"{thing.__name__}.{field}" for field in fields if f"``{field}``" not in said]
+    assert silent == []
+
+
+def test_every_argument_is_explained() -> None:
+    """By the call or, for all of its calls, by the class."""
+    silent = []
+    for name in deltasync.__all__:
+        thing = getattr(deltasync, name)
+        if not inspect.isclass(thing) or issubclass(thing, (tuple, deltasync.Error)):
+            continue
+        if thing in (deltasync.AsyncReceiver, deltasync.Prepared):  # as of Receiver; made by prepare()
+            continue
+        own = inspect.getdoc(thing) or ""
+        for call, function in vars(thing).items():
+            if not inspect.isfunction(function) or call.startswith("_") and call != "__init__":
+                continue
+            said = own + (inspect.getdoc(function) or "")
+            arguments = list(inspect.signature(function).parameters)[1:]
+            silent += [f"{name}.{call}: {argument}" for argument in arguments if f"``{argument}" not in said]
     assert silent == []

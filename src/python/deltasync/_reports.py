@@ -16,7 +16,7 @@ from ._native import Version
 class OffloadReport:
     """What one version cost the trainer, on this rank. Names that end in ``_s`` are seconds.
 
-    ``version``: as it is served.
+    ``version``: that was offloaded.
     ``guard_s``: waiting until the inactive half was free.
     ``copy_s``: writing the tensors into it.
     ``seal_s``: checking that nothing is missing, waiting for the other ranks, publishing.

@@ -60,7 +60,10 @@ class AgentProcess:
     ``name`` names the segment (``SHM_DIR/NAME.gN``); without it a free name is made, so that jobs share a node.
     ``listen`` is HOST:PORT for receivers (port 0: a free one, kept over restarts). Beyond loopback a ``token_file`` is
     needed, or ``tls`` with a CA; on loopback receivers of this user need none, and other users are refused. ``args``
-    are further options of ``deltasync-agent``.
+    are further options of ``deltasync-agent``. ``socket``: path of the trainers' socket; by default in a temporary
+    directory. ``shm_dir``: where the segment is, /dev/shm by default. It is removed with the agent, unless
+    ``remove_segment`` is false: then the next agent of the name serves its version again. ``timeout``: in seconds,
+    until the agent is ready.
 
     Errors: NotFound (a token file or a directory that is not there), AlreadyExists (the name or the port is taken),
     InvalidArgument, PermissionDenied, NoSpace, DeadlinePassed; each with what helps.

@@ -25,11 +25,12 @@ class BucketSender:
     """Hands each version's tensors to an engine on this host, whose ``Receiver("bucket:PATH")`` listens there.
 
     ``path``: of the engine's Unix socket, which is waited for. ``model``: what is sent, as :func:`layout_of` takes it;
-    tensors of a float dtype other than its are cast.
+    tensors of a float dtype other than its are cast. ``dtype``: as of :class:`WeightManager`.
     Of two buckets of ``bucket_bytes`` one is filled while the engine copies the other; a tensor that is larger goes in
     several.
     ``rank``, ``ranks``: of the processes that send to this engine, each with its ``tensors`` (names; by default all).
     Together they send every tensor once. They share one ``epoch``: rank 0's :attr:`epoch`, which it gives the others.
+    ``name``: for the engine's log. ``timeout``: in seconds, of the start, and of each call without one of its own.
 
     One thread at a time.
     """
@@ -84,7 +85,7 @@ class BucketSender:
         ``tensors``: a module, a mapping, or an iterable of (name, tensor), a generator included (such as
         :func:`deltasync.megatron.export_hf_named_params`), each taken before the next is asked for. Further names of
         one tensor (tied weights) that the layout does not have are passed over.
-        ``version``: its number, by default one more than the last.
+        ``version``: its number, by default one more than the last. ``label``: the user's name for it.
 
         Errors: NotFound (a name that is not in the layout), CoverageError (what is missing is named), InvalidArgument
         (shape or dtype), ConnectionFailed (the engine is gone), DeadlinePassed, what the engine says. After any of

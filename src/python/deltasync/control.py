@@ -55,7 +55,7 @@ class RolloutEngine:
         raise NotImplementedError("resume_admission")
 
     def abort(self, ids: list[str]) -> int:
-        """Ends these requests, all if there are none named, with the tokens that they have. How many there were."""
+        """Ends the requests of these ``ids`` (empty: all) with the tokens that they have. How many there were."""
         raise NotImplementedError("abort")
 
     def wait_idle(self, timeout: float) -> None:
@@ -82,12 +82,12 @@ class RolloutEngine:
         """The same."""
 
     def release_memory(self, memory: str) -> None:
-        """Gives up weights, kv_cache, cpu_cache or cuda_graph. What it held is lost; weights come back from the
-        receiver's shadow, or are the newest version then."""
+        """Gives up ``memory``: weights, kv_cache, cpu_cache or cuda_graph. What it held is lost; weights come back from
+        the receiver's shadow, or are the newest version then."""
         raise NotImplementedError("release_memory")
 
     def restore_memory(self, memory: str) -> None:
-        """Takes it again, at the same addresses."""
+        """Takes ``memory`` again, at the same addresses."""
         raise NotImplementedError("restore_memory")
 
 
@@ -109,11 +109,11 @@ class Admission(NamedTuple):
 
 
 class RolloutControl:
-    """Serves control routes until it is closed.
+    """Serves control routes until it is closed, which do to ``engine`` what clients ask for.
 
-    ``receiver`` keeps the engine's weights, without ``background``. Weights that slept are the newest version when they
-    wake; with its ``shadow=True`` the version that they were. What it has
-    committed is live. Without that the engine has to be paused, until an update gives it weights.
+    ``receiver`` keeps the engine's weights, without ``background``. What it has committed is live. Without that the
+    engine has to be paused, until an update gives it weights. Weights that slept are the newest version when they wake;
+    with its ``shadow=True`` the version that they were.
 
     ``listen`` is HOST:PORT; beyond loopback a ``token`` (or ``token_file``) is needed, which clients show as
     "Authorization: Bearer …", or certificates of clients (``tls`` with ``ca``). ``dialects``: whose routes are served:
@@ -190,9 +190,9 @@ class RolloutControl:
         return server.endpoint if server is not None else ""
 
     def admit(self, headers: Mapping[str, str] = MappingProxyType({})) -> Admission:
-        """For the engine's own routes, when the scheduler takes a request: what it will be computed with. A request may
-        be for a version of some number or a later one (``X-Deltasync-Min-Version``), or for one alone
-        (``X-Deltasync-Exact-Version``, its number or its name).
+        """For the engine's own routes, when the scheduler takes a request with these ``headers``: what it will be
+        computed with. A request may be for a version of some number or a later one (``X-Deltasync-Min-Version``), or
+        for one alone (``X-Deltasync-Exact-Version``, its number or its name).
 
         Errors: VersionConflict (answer 409: another version is live, or none), InvalidArgument (answer 400)."""
         server = self._server

@@ -279,6 +279,7 @@ def plan(
     while they export.
     ``mode``: what each rank writes of a version itself. "direct": all of it, out of its own memory. "gathered":
     nothing; tensors are put together on a rank that has most of them. "auto": what cannot be direct is gathered.
+    ``timeout``: in seconds, until all ranks have called it.
 
     CoverageError: tensors of the trainer or of the directory that the page has no row for, or the ranks no element;
     names both sides. LayoutMismatch: the shapes are not those that the page makes. Unsupported: fp8 primary weights.
@@ -331,7 +332,8 @@ def prove(plan: ExportPlan, hf_dir: str | os.PathLike[str], *, timeout: float = 
     run that began from it, everything else is a wrong mapping. Of quantised tensors the directory's are dequantised
     for it, and nothing is quantised.
 
-    Each rank compares what it would write itself. LayoutMismatch: the directory has not the plan's tensors.
+    Each rank compares what it would write itself. ``timeout``: in seconds, for all ranks. LayoutMismatch: ``hf_dir``
+    has not the plan's tensors.
     """
     timeout = seconds("megatron.prove", timeout)
     end = time.monotonic() + timeout
@@ -369,8 +371,8 @@ def hf_weight_metadata(
     ignored: Iterable[str] = (),
     process_group: Any = None,
 ) -> list[TensorSpec]:
-    """Names, dtypes and shapes of what an export of this model has, in its order. Touches no weights, and raises what
-    :func:`plan` does."""
+    """Names, dtypes and shapes of what an export of this model has, in its order. Touches no weights. Its arguments are
+    those of :func:`plan`, and so is what it raises."""
     made = plan(model_chunks, hf, tables=tables, ignored=ignored, process_group=process_group)
     return [tensor.spec for tensor in made.layout]
 

@@ -208,7 +208,8 @@ class LeaderWeights:
 
 
 class RankFollower:
-    """A rank other than 0: does what rank 0's :class:`RolloutControl` tells, on its own thread, until it is closed.
+    """A rank other than 0 of ``group``: does what rank 0's :class:`RolloutControl` tells, until it is closed, on a
+    thread of its own.
 
     ``receiver`` keeps this rank's part of the weights, without ``background``; nothing else may update it. A rank that
     starts again takes part from the next update on, with a full pull; until then rank 0 serves nothing."""

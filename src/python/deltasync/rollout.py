@@ -77,6 +77,17 @@ class Receiver:
     that was pointed to; ``wait`` waits for a later one; ``fail`` raises VersionConflict. The log says so once. It
     concerns the newest version and the next one, not those that are asked for by number or label.
 
+    ``streams``: connections for data, 1 to 64, with a thread each. ``threads``: that verify and apply, the caller among
+    them; 0: one for each core, at most 16. ``cores``: CPUs that they run on, such as "0-7,16"; empty: where the caller
+    may run. ``link_gbps``: gigabits a second of the link from the agent, by which full updates come packed where that
+    is sooner; 0: measured. ``attest_commits``: :meth:`attest` after each commit; what is wrong fails the commit, which
+    is rolled back. ``name``: for the agent's log and status. ``timeout``: in seconds, of the start, and of each call
+    without a ``timeout`` of its own.
+
+    Errors: ConnectionFailed and DeadlinePassed (no agent, or none with a trainer), Unauthenticated, UnmatchedWeights,
+    LayoutMismatch, NoSpace (memory or disk for the version), Unsupported, InvalidArgument; AlreadyExists
+    (``directory`` has a model that is not a receiver's, or another receiver).
+
     Thread-safe. A commit writes live memory: nothing may compute with it meanwhile.
     """
 
@@ -179,7 +190,8 @@ class Receiver:
         return prepared
 
     def commit(self, *, timeout: float | None = None) -> PullReport:
-        """Makes the prepared version the committed one: waits until it is staged and verified, and writes it."""
+        """Makes the prepared version the committed one: waits until it is staged and verified, and writes it. Errors as
+        of :meth:`update`; InvalidArgument: nothing is prepared."""
         prepared = self._pulls.staged
         if prepared is None:
             raise InvalidArgument("commit: nothing is prepared; call prepare() first, or update()")
@@ -195,7 +207,13 @@ class Receiver:
     ) -> PullReport:
         """prepare() and commit() in one: brings the memory to a version, by default the newest. If that is held it says
         ``up_to_date``, or, with ``background``, waits for a newer one. ``up_to_date`` is about what was committed: what
-        somebody has overwritten in the memory since, only attest() finds. ``progress``: see :meth:`prepare`."""
+        somebody has overwritten in the memory since, only attest() finds. ``directory``, ``progress``: see
+        :meth:`prepare`.
+
+        Errors, after which the version before is kept, or :attr:`version` is None (``in_place``, or :attr:`lost`):
+        VersionGone (a number that is past; a label that is past is waited for), DeadlinePassed, LayoutMismatch (the
+        trainer's tensors are others now: make another receiver), NoSpace, ConnectionFailed, CorruptData,
+        VersionConflict (``on_older_epoch="fail"``), IoError (a device's), Cancelled."""
         end = end_of("update", timeout, self.timeout)
         prepared, _ = self._pulls.to_update(asked_of("update", version, directory), end)
         with Watch(self, prepared, progress):
@@ -232,9 +250,9 @@ class Receiver:
     def repair(
         self, wrong: Iterable[tuple[int, str, str] | int] | None = None, *, timeout: float | None = None
     ) -> RepairReport:
-        """Writes tiles of the committed version again, and reads them back: those that :meth:`attest` returned or,
-        without them, all that it finds now. Those that the shadow has come from there; of the others only these tiles
-        travel. It writes live memory, as a commit does.
+        """Writes tiles of the committed version again, and reads them back: those that :meth:`attest` returned
+        (``wrong``) or, without them, all that it finds now. Those that the shadow has come from there; of the others
+        only these tiles travel. It writes live memory, as a commit does.
 
         Errors: CorruptData (a tile is wrong again), VersionGone (the agent serves another version by now; the next pull
         brings it whole), NotFound (nothing is committed), OutOfRange and InvalidArgument (no such tile), Unsupported (a

@@ -57,6 +57,7 @@ class WeightManager:
     (LayoutMismatch); "off" for a run that does not begin with what the directory has. ``export``, ``bucket_bytes``: its
     ``mode``, and what :func:`deltasync.megatron.export_hf_named_params` says of buckets.
     ``files`` (name: bytes, such as config.json) and ``weights_file`` say what a receiver's directory has.
+    ``tensor_parallel``: of the engines: tensors are cut so that each of so many ranks gets whole tiles.
     ``agent``: the Unix socket of an agent that runs already; without it one is started, watched and, at
     :meth:`close`, ended. ``name``, ``listen``, ``token_file``, ``tls``, ``shm_dir`` and ``agent_args`` are that agent's
     (see :class:`AgentProcess`), so beside ``agent`` they are refused.
@@ -66,6 +67,12 @@ class WeightManager:
     where it listens. Without it, and if there are several nodes, this host's address on the way to ``MASTER_ADDR``.
     ``replicas``: a node also writes what it has of DTensors that another node writes, bit for bit the same; receivers
     then do without a node whose agent is away. Else a replica's first rank writes.
+    ``threads``: that copy into shared memory, the caller among them; 0: 4, or as many as there are cores.
+    ``timeout``: in seconds, of the start, and of each call without a ``timeout`` of its own.
+
+    Errors: those of :class:`AgentProcess`; LayoutMismatch (``hf``, or a trainer with other tensors is attached),
+    InvalidArgument and Unsupported (a tensor that cannot be published, which is named), NoSpace (shared memory),
+    ConnectionFailed (no agent at ``agent``), PermissionDenied (one of another user), DeadlinePassed.
 
     Not thread-safe: one thread calls it. After an error in :meth:`offload` the version before stays active, and the
     next offload may follow. A forked child makes a manager of its own.
@@ -242,8 +249,9 @@ class WeightManager:
         at the deadline; the default number then counts calls, those that failed too.
 
         Errors: CoverageError (a tensor is missing or came twice), NotFound (a name that is not in the layout),
-        InvalidArgument (shape or dtype differ; the message names the tensor), VersionConflict, DeadlinePassed,
-        Quarantined. After any of them, and after any exception of the iterable, the version before stays active.
+        InvalidArgument (shape or dtype differ; the message names the tensor), VersionConflict, DeadlinePassed (the
+        message says what it waited for), Aborted (another rank failed), Quarantined, ConnectionFailed (the agent is
+        away), NoSpace. After any of them, and after any exception of the iterable, the version before stays active.
         """
         if not hasattr(self, "_writer"):
             raise InvalidArgument("offload: this manager is closed")
@@ -309,7 +317,8 @@ class WeightManager:
             self._gathering.fail(error)
 
     def wait_ready(self, version: Version | None = None, *, timeout: float | None = None) -> None:
-        """Waits until the agent serves it (its delta is encoded); by default the last one offloaded."""
+        """Waits until the agent serves ``version`` (its delta is encoded); by default the last one offloaded.
+        DeadlinePassed, ConnectionFailed."""
         wanted = version or self._last
         if wanted is None:
             raise InvalidArgument("wait_ready: nothing has been offloaded")
