@@ -25,7 +25,8 @@ class Publisher:
     ``model`` is what :class:`WeightManager` takes. Without it the first version's pairs say what the layout is; they
     are then copied to the host once, all of them at a time (the iterator can be read only once).
 
-    ``hf``: a model directory that what is published must agree with, as in :class:`WeightManager`.
+    ``hf``, ``dtype``, ``files``, ``tensor_parallel``: as in :class:`WeightManager`; ``name`` and ``shm_dir`` as in
+    :class:`AgentProcess`. ``timeout`` in seconds, of the start and of calls without one of their own.
 
     ``host``: the address that the agent listens on, and that receivers are told. Beyond loopback the agent wants a
     token; one is made (:attr:`token`) unless there is a ``token_file``, or ``tls`` (a :class:`~deltasync.Tls`, or a

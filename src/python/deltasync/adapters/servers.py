@@ -78,13 +78,13 @@ class StaleCache(InternalError):
 
 
 class VllmServer:
-    """``vllm serve --weight-transfer-config '{"backend": "deltasync"}'``.
+    """``vllm serve --weight-transfer-config '{"backend": "deltasync"}'`` at ``url``. Each ``timeout`` is in seconds.
 
     ``pause_mode`` keep: running requests are frozen, their KV is dropped and computed again with the new weights.
     ``token_file``: the agent's token as a file on the server's host; vLLM's routes are not the place to send it.
     ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on the server's host.
     ``verify``: every rank reads its live memory back before an update succeeds. ``ignore``: patterns of names that need
-    not match (docs/guides/vllm.md)."""
+    not match (docs/guides/vllm.md). ``api_key``: sent as "Authorization: Bearer …"."""
 
     def __init__(
         self,
@@ -106,6 +106,7 @@ class VllmServer:
         self._init: dict[str, Any] = {}
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
+        """Waits for the server, and tells it where agents are: ``info`` is ``{"endpoints": ["HOST:PORT", ...]}``."""
         end = time.monotonic() + timeout
         given: dict[str, Any] = {"agent": list(info["endpoints"])} | _if_any(ignore=self.ignore, tls=self.tls)
         if self.token_file:
@@ -120,9 +121,11 @@ class VllmServer:
         self.http.post("/init_weight_transfer_engine", self._init, timeout=left(end))
 
     def pause(self, timeout: float) -> None:
+        """Returns when nothing generates."""
         self.http.post("/pause", query={"mode": self.pause_mode, "clear_cache": "true"}, timeout=timeout)
 
     def update(self, version: int, timeout: float) -> None:
+        """Has every rank commit the version of this number, while the server is paused. Errors say what it has then."""
         end = time.monotonic() + timeout
 
         def start() -> None:
@@ -161,6 +164,7 @@ class VllmServer:
         )
 
     def resume(self, timeout: float) -> None:
+        """Generates again."""
         self.http.post("/resume", timeout=timeout)
 
     def load_adapter(self, name: str, path: str, timeout: float) -> None:
@@ -175,6 +179,7 @@ class VllmServer:
             ) from None
 
     def loaded_adapter(self, name: str, timeout: float) -> str:
+        """The directory that the adapter was loaded from; empty: there is none."""
         return _root_of(self.http.get("/v1/models", timeout=timeout), name)
 
 
@@ -198,12 +203,12 @@ def vllm_session(
 
 
 class SglangServer:
-    """``python -m sglang.launch_server`` with deltasync installed beside it.
+    """``python -m sglang.launch_server`` at ``url``, with deltasync beside it. Each ``timeout`` is in seconds.
 
     ``pause_mode`` retract: running requests go back to the queue and compute their KV again. ``model_path`` is what the
     server was started with; it is asked for it by default. ``tls``: a :class:`~deltasync.Tls` or a mapping, of files on
-    the server's host. ``ignore``: patterns of names that need not match
-    (docs/guides/sglang.md)."""
+    the server's host. ``ignore``: patterns of names that need not match (docs/guides/sglang.md). ``api_key``: sent as
+    "Authorization: Bearer …"."""
 
     def __init__(
         self,
@@ -223,6 +228,7 @@ class SglangServer:
         self._info: dict[str, Any] = {}
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
+        """Waits for the server, and tells it where agents are: ``info`` is ``{"endpoints": ["HOST:PORT", ...]}``."""
         end = time.monotonic() + timeout
         self._info = dict(info) | _if_any(ignore=self.ignore, tls=self.tls)  # goes with each update
         self.http.wait_healthy(timeout)
@@ -230,9 +236,11 @@ class SglangServer:
             self.model_path = self.http.get("/model_info", timeout=left(end))["model_path"]
 
     def pause(self, timeout: float) -> None:
+        """Returns when nothing generates."""
         self.http.post("/pause_generation", {"mode": self.pause_mode}, timeout=timeout)
 
     def update(self, version: int, timeout: float) -> None:
+        """Has every rank commit the version of this number, while the server is paused. Errors say what it has then."""
         body = {
             "model_path": self.model_path,
             "load_format": "deltasync",
@@ -248,6 +256,7 @@ class SglangServer:
             raise StaleCache(f"{self.http.url}: version {version} serves: {message}")
 
     def resume(self, timeout: float) -> None:
+        """Generates again."""
         self.http.post("/continue_generation", {}, timeout=timeout)
 
     def load_adapter(self, name: str, path: str, timeout: float) -> None:
@@ -271,6 +280,7 @@ class SglangServer:
             raise
 
     def loaded_adapter(self, name: str, timeout: float) -> str:
+        """The directory that the adapter was loaded from; empty: there is none."""
         return _root_of(self.http.get("/v1/models", timeout=timeout), name)
 
 
