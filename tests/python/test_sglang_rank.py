@@ -332,6 +332,28 @@ def test_settings_of_environment_and_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DELTASYNC_TIMEOUT", "1m"),
+        ("DELTASYNC_TIMEOUT", "nan"),
+        ("DELTASYNC_TIMEOUT", "0"),
+        ("DELTASYNC_VERIFY", "false"),
+        ("DELTASYNC_SHADOW", "true"),
+        ("DELTASYNC_KEEP_DRAFT", "yes"),
+        ("DELTASYNC_TOKEN_FILE", "/nowhere/token"),
+    ],
+)
+def test_a_wrong_variable_ends_the_start_and_is_named(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first update would be too late: what it raises ends a server that has requests."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(errors.Error, match=value) as caught:
+        sglang_plugin.after_start(lambda manager: None, types.SimpleNamespace())
+    assert variable in str(caught.value) or "token_file" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("option", "value"),
     [
         ("timeout", "60"),

@@ -52,10 +52,12 @@ def rank_of(manager: Any) -> RankUpdates:
 
 
 def after_start(original: Any, manager: Any) -> None:
-    """A scheduler has its models: connect, if the environment says where to."""
+    """A scheduler has its models: connect, if the environment says where to. A wrong setting there ends the start:
+    later it would end a server that has requests."""
     original(manager)
+    rank = rank_of(manager)
     try:
-        rank_of(manager).start_early()
+        rank.start_early()
     except Exception as error:  # the first update says it again
         _log.error("deltasync does not start: %s", error)
 

@@ -58,20 +58,21 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """InvalidArgument names a variable that cannot be what it says; what :func:`read_token` raises."""
         token = environment.get("DELTASYNC_TOKEN", "")
         if environment.get("DELTASYNC_TOKEN_FILE"):
             token = read_token(environment["DELTASYNC_TOKEN_FILE"])
         return cls(
             tuple(part.strip() for part in environment.get("DELTASYNC_ENDPOINTS", "").split(",") if part.strip()),
             token,
-            float(environment.get("DELTASYNC_TIMEOUT", "60")),
-            environment.get("DELTASYNC_VERIFY", "") != "0",
+            _seconds(environment, "DELTASYNC_TIMEOUT", 60.0),
+            _flag(environment, "DELTASYNC_VERIFY", True),
             tuple(part.strip() for part in environment.get("DELTASYNC_IGNORE", "").split(",") if part.strip()),
-            environment.get("DELTASYNC_KEEP_DRAFT", "") == "1",
+            _flag(environment, "DELTASYNC_KEEP_DRAFT", False),
             Tls.of(
                 {part: environment.get(f"DELTASYNC_TLS_{part.upper()}", "") for part in ("cert", "key", "ca", "name")}
             ),
-            environment.get("DELTASYNC_SHADOW", "") == "1",
+            _flag(environment, "DELTASYNC_SHADOW", False),
         )
 
     def with_request(self, manifest: Mapping[str, Any] | None) -> Settings:
@@ -104,6 +105,24 @@ _GOOD: dict[str, Callable[[Any], bool]] = {
     "timeout": lambda value: isinstance(value, (int, float)) and type(value) is not bool and 0 < value < 1e6,
     "verify": lambda value: isinstance(value, bool),
 }
+
+
+def _flag(environment: Mapping[str, str], variable: str, default: bool) -> bool:
+    said = environment.get(variable) or str(int(default))
+    if said not in ("0", "1"):
+        raise InvalidArgument(f"{variable}={said!r:.40} is neither 0 nor 1")
+    return said == "1"
+
+
+def _seconds(environment: Mapping[str, str], variable: str, default: float) -> float:
+    said = environment.get(variable) or str(default)
+    try:
+        value = float(said)
+    except ValueError:
+        value = 0.0
+    if not _GOOD["timeout"](value):
+        raise InvalidArgument(f"{variable}={said!r:.40} is no number of seconds above 0", "such as 60")
+    return value
 
 
 @dataclass(frozen=True)
