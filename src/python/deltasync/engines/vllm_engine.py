@@ -49,7 +49,7 @@ class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     #: Patterns of names that need not match: tensors of the trainer that the engine has no place for, and weights of
     #: the engine that no tensor fills. All else has to, or init and update fail.
     ignore: list[str] = field(default_factory=list)
-    #: Connections for data, and threads, for each rank; 0: as many as cores.
+    #: Connections for data, and threads, for each rank; 0: as many as cores, 16 at most.
     streams: int = 4
     threads: int = 0
     #: Whether the host keeps a copy of the weights, from which they come back after a sleep of level 2.
