@@ -45,3 +45,7 @@ def test_each_code_has_its_class(code: str) -> None:
 )
 def test_bases(code: str, base: type[BaseException]) -> None:
     assert isinstance(errors.from_code(code, ""), base)
+
+
+def test_no_remedy_points_at_the_message_that_it_stands_in() -> None:
+    assert [code for code in codes() if "the message" in str(errors.from_code(code, ""))] == []

@@ -198,7 +198,7 @@ class NoSpace(Error, OSError):
     """Memory or disk is too small."""
 
     code = "no_space"
-    remedy = "the message says how much is needed; `deltasync clean` lists what dead processes left in /dev/shm"
+    remedy = "make room; `deltasync clean` lists what dead processes left in /dev/shm"
 
 
 class IoError(Error, OSError):
