@@ -28,27 +28,31 @@ from .vllm_plugin import BACKEND, register_trainer
 
 @dataclass
 class DeltasyncTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
-    """``WeightTransferTrainerFactory.trainer_init(DeltasyncTrainerInitInfo(rank=rank), client=..., source=...)``"""
+    """``WeightTransferTrainerFactory.trainer_init(DeltasyncTrainerInitInfo(rank=rank), client=..., source=...)``
+
+    ``rank``: of this trainer rank in ``process_group``: all trainer ranks, by default torch's default group, if there
+    is one.
+    ``listen``: HOST:PORT where the agent listens, port 0: a free one; beyond loopback it wants a token or TLS.
+    ``advertise``: where vLLM's workers reach it, if not there.
+    ``token_file``, ``tls``: files on the trainer's host, as of :class:`deltasync.WeightManager`.
+    ``worker_token_file``, ``worker_tls``: what the workers are told, of files on their hosts; by default the same token
+    file, and no TLS.
+    ``manager``: further options of :class:`deltasync.WeightManager`: ``hf``, ``dtype``, ``shm_dir``, ...
+    ``worker``: further ones of ``init_info`` of /init_weight_transfer_engine: ``verify``, ``ignore``, ``shadow``, ...
+    ``timeout``: seconds for one version: for publishing it, and for the engine's update.
+    """
 
     backend: ClassVar[str] = BACKEND
 
-    #: HOST:PORT where the agent listens, port 0: a free one; beyond loopback it wants a token or TLS. ``advertise``:
-    #: where vLLM's workers reach it, if not there.
     listen: str = LISTEN
     advertise: str | None = None
-    #: Files on the trainer's host, as of :class:`deltasync.WeightManager`.
     token_file: str | None = None
     tls: TlsLike = None
-    #: What the workers are told, of files on their hosts; by default the same token file.
     worker_token_file: str | None = None
     worker_tls: Mapping[str, Any] | None = None
-    #: Further ones of :class:`deltasync.WeightManager`: ``hf``, ``dtype``, ``shm_dir``, ...
     manager: Mapping[str, Any] = field(default_factory=dict)
-    #: Further ones of ``init_info`` of /init_weight_transfer_engine: ``verify``, ``ignore``, ``shadow``, ...
     worker: Mapping[str, Any] = field(default_factory=dict)
-    #: Of all trainer ranks, ``rank`` being the rank in it; by default torch's default group, if there is one.
     process_group: Any = None
-    #: Seconds for one version: for publishing it, and for the engine's update.
     timeout: float = 300.0
 
 
