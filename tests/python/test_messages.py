@@ -174,6 +174,8 @@ def mistakes(
         "agent_args=5": lambda: manager(agent_args=5),
         "shm_dir=5": lambda: manager(shm_dir=5),
         "hf=5": lambda: manager(hf=5),
+        "prove='maybe'": lambda: manager(prove="maybe"),
+        "a page for a model that is none of Megatron's": lambda: manager(tables=["mine.toml"]),
         "threads=-1": lambda: manager(threads=-1),
         "timeout=-1": lambda: manager(timeout=-1),
         "a sparse tensor": lambda: deltasync.WeightManager({"w": torch.ones(3).to_sparse()}),

@@ -90,17 +90,22 @@ def export_of(
     bucket_bytes: Any,
     timeout: float,
 ) -> Export | None:
-    """None unless it is a model of Megatron. InvalidArgument: of one, without `hf`."""
+    """None unless it is a model of Megatron. InvalidArgument: of one, without `hf`; of another, with `tables`."""
     bucket_bytes = bucket_size(bucket_bytes)
     if export not in MODES:
         raise InvalidArgument(
             f"WeightManager: export={export!r:.40} is none of {', '.join(MODES)}",
             "another framework's generator is given to offload(), see docs/guides/megatron.md",
         )
-    if not is_megatron(model):
-        return None
     if prove not in ("first", "off"):
         raise InvalidArgument(f'prove={prove!r:.40} is neither "first" nor "off"')
+    if not is_megatron(model):
+        if tables or ignored:
+            raise InvalidArgument(
+                "WeightManager: tables= and ignored= beside a model that is none of Megatron's",
+                "give the GPTModel, or the list of its chunks, and hf=",
+            )
+        return None
     if hf is None:
         raise InvalidArgument("WeightManager: a model of Megatron without hf=", "give the directory it began from")
     made = plan(model, hf, tables=tables, ignored=ignored, process_group=process_group, mode=export, timeout=timeout)
