@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltasync import Tls, errors
+from deltasync import Tls, WeightManager, errors
 from deltasync.adapters import servers
 from deltasync.adapters.publisher import Publisher
 from deltasync.adapters.servers import Http, SglangServer, StaleCache, VllmServer
@@ -228,6 +228,19 @@ def test_sglang_takes_the_version_as_the_label(server: RolloutServer) -> None:
     with pytest.raises(errors.InternalError, match="nothing was written") as caught:
         sglang.update(8, 30)
     assert not isinstance(caught.value, StaleCache)
+
+
+def test_an_endpoint_may_be_given_as_it_is_and_one_is_asked_for(server: RolloutServer, segment_name: str) -> None:
+    with WeightManager({"w": torch.ones(3)}, name=segment_name) as manager:
+        VllmServer(server.url).connect({"endpoints": manager.endpoint}, 30)
+        assert dict(server.calls)["/init_weight_transfer_engine"]["init_info"]["agent"] == [manager.endpoint]
+    sglang = SglangServer(server.url)
+    sglang.connect({"endpoints": "10.0.0.1:7070"}, 30)
+    sglang.update(7, 30)
+    given = dict(server.calls)["/update_weights_from_disk"]["manifest"]["deltasync"]
+    assert given == {"endpoints": ["10.0.0.1:7070"], "timeout": 30}
+    with pytest.raises(errors.InvalidArgument, match="endpoints=None is neither"):
+        VllmServer(server.url).connect({"agent": "10.0.0.1:7070"}, 30)
 
 
 def test_names_that_need_not_match_go_to_the_plug_ins(server: RolloutServer, segment_name: str) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from .._connecting import endpoints_of
 from .._deadlines import left
 from ..coverage import Ignore
 from ..errors import ConnectionFailed, DeadlinePassed, Error, InternalError, InvalidArgument, NotFound, from_code
@@ -108,7 +109,8 @@ class VllmServer:
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
         """Waits for the server, and tells it where agents are: ``info`` is ``{"endpoints": ["HOST:PORT", ...]}``."""
         end = time.monotonic() + timeout
-        given: dict[str, Any] = {"agent": list(info["endpoints"])} | _if_any(ignore=self.ignore, tls=self.tls)
+        agent = endpoints_of(info.get("endpoints"))
+        given: dict[str, Any] = {"agent": agent} | _if_any(ignore=self.ignore, tls=self.tls)
         if self.token_file:
             given["token_file"] = self.token_file
         elif info.get("token"):
@@ -231,6 +233,8 @@ class SglangServer:
         """Waits for the server, and tells it where agents are: ``info`` is ``{"endpoints": ["HOST:PORT", ...]}``."""
         end = time.monotonic() + timeout
         self._info = dict(info) | _if_any(ignore=self.ignore, tls=self.tls)  # goes with each update
+        if "endpoints" in info:  # else the server's environment names them
+            self._info["endpoints"] = endpoints_of(info["endpoints"])
         self.http.wait_healthy(timeout)
         if not self.model_path:
             self.model_path = self.http.get("/model_info", timeout=left(end))["model_path"]
