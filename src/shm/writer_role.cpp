@@ -134,6 +134,7 @@ Error WriterRole::begin_timed_out(const Version& version) const {
     const auto agent = inspect_agent(segment_);
     if (agent.pid == 0 || proved_dead(agent)) {
       text += agent.pid == 0 ? "; no agent serves this segment" : "; its agent (" + to_string(agent) + ") is dead";
+      text += ": start it again";
     }
   } else {
     text += "writer 0 has not begun it";

@@ -133,7 +133,7 @@ class DeadlinePassed(Error, TimeoutError):
     """The message says what it waited for."""
 
     code = "timed_out"
-    remedy = "what was verified is kept; try again, or give a larger timeout"
+    remedy = "nothing is lost: try again, or give a larger timeout"
 
 
 class Aborted(Error):
