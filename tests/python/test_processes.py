@@ -7,9 +7,11 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +113,28 @@ def test_a_manager_that_is_dropped_ends_its_agent(segment_name: str, shm_files: 
     until(lambda: not alive(pid), "the agent's end")
     with deltasync.WeightManager(weights(), name=segment_name, listen=endpoint) as manager:
         manager.offload(weights())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_nobody_gets_the_port_of_an_agent_that_is_away(
+    segment_name: str, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    with deltasync.AgentProcess(segment_name, listen=f"{host}:0") as agent:
+        endpoint, goes_on = agent.endpoint, threading.Event()
+        start = agent._start
+
+        def start_later() -> subprocess.Popen[bytes]:
+            goes_on.wait(60)
+            return start()
+
+        monkeypatch.setattr(agent, "_start", start_later)
+        os.kill(agent.pid, signal.SIGKILL)
+        until(lambda: agent.error != "", "its end is seen")
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, agent.port))
+        goes_on.set()
+        until(lambda: agent.error == "", "the next agent")
+        assert agent.endpoint == endpoint and agent.restarts == 1
 
 
 def test_a_manager_may_be_dropped_while_its_agent_is_started_again(

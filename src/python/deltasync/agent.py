@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket as socket_module
 import subprocess
 import tempfile
 import threading
@@ -97,7 +98,7 @@ class AgentProcess:
         self._ready_file = directory / "ready.json"
         self._stderr_file = directory / "agent.log"
         self.name = name
-        self._listen = listen
+        self._held_port, self._listen = _hold_port(listen)
         self._command = [
             str(program),
             *("--name", name),
@@ -120,7 +121,7 @@ class AgentProcess:
             self._ready = self._wait_ready(self._process, end)
         except BaseException:
             self._kill()
-            shutil.rmtree(directory, ignore_errors=True)
+            self._release_places()
             raise
         host = listen.rsplit(":", 1)[0]
         self._listen = f"{host}:{self._ready['port']}"
@@ -171,7 +172,7 @@ class AgentProcess:
             self._kill()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_END_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._release_places()
 
     def __enter__(self) -> AgentProcess:
         return self
@@ -241,8 +242,34 @@ class AgentProcess:
                     _log.error("agent %s does not start again: %s", self.name, error)
                 pause = min(_PAUSE_MAX_S, max(0.2, pause * 2))
 
+    def _release_places(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._held_port is not None:
+            self._held_port.close()
+
     def _kill(self) -> None:
         end_process(getattr(self, "_process", None))
+
+
+def _hold_port(listen: str) -> tuple[socket_module.socket | None, str]:
+    """A socket that is bound there and does not listen, and the place with its port. Nobody else gets the port while an
+    agent is away, and agents may listen there all the same (SO_REUSEADDR). None where that cannot be: what is wrong
+    with the place, the agent says."""
+    host, _, port = listen.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket_module.getaddrinfo(
+            host.strip("[]"), int(port), type=socket_module.SOCK_STREAM, flags=socket_module.AI_PASSIVE
+        )[0]
+        held = socket_module.socket(family, kind, protocol)
+    except OSError:
+        return None, listen
+    try:
+        held.setsockopt(socket_module.SOL_SOCKET, socket_module.SO_REUSEADDR, 1)
+        held.bind(address)
+    except OSError:
+        held.close()
+        return None, listen
+    return held, f"{host}:{held.getsockname()[1]}"
 
 
 def end_process(process: subprocess.Popen[bytes] | None) -> None:
