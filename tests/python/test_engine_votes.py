@@ -115,7 +115,7 @@ def test_who_gives_up_too_late_goes_along(stores: list[Any]) -> None:
 
         def compare_set(self, key: str, expected: str, value: str) -> Any:
             if key == "0/verdict":
-                stores[1].set(key, '{"reason": ""}')
+                stores[1].compare_set(key, "", '{"reason": ""}')  # set() does not wait until it is there
             return real(key, expected, value)
 
     assert Group(Late(), 0, RANKS).vote(None, timeout=0.0) == YES
