@@ -57,13 +57,16 @@ struct HfTargetOptions {
   /// Versions may go into a directory that holds another model: beside it, and who loads the directory itself goes on
   /// loading that one.
   bool beside_model = false;
+  /// How many versions before the committed one stay in any case: what other hosts load over a network file
+  /// system cannot be seen. As many as are committed while a model is loaded. Beyond 1 each version is written whole.
+  unsigned keep_before = 1;
 };
 /// Keeps HF model directories: `out/versions/<epoch>-<number>/…` are immutable, and the symlink `out/current` names the
-/// committed one and is swapped atomically. The version before is patched forward only if no process has its files open
-/// or mapped; else a new directory is written. Directories older than that are removed when unused. It keeps whole
-/// models.
+/// committed one and is swapped atomically. The version before is patched forward only if no process of this host has
+/// its files open or mapped; else a new directory is written. Directories older than HfTargetOptions::keep_before are
+/// removed when unused. It keeps whole models.
 ///   - Errc::already_exists: another process keeps versions there, or another model is there.
-///   - Errc::invalid_argument: the sidecar is not of this layout.
+///   - Errc::invalid_argument: the sidecar is not of this layout, or keep_before is 0.
 ///   - Errc::permission, Errc::no_space, Errc::io: the directory cannot be made or written.
 ///
 /// ```cpp

@@ -104,7 +104,7 @@ def mistakes(
         "a pattern behind one that has all": lambda: manager(dtype={"*": "bf16", "w": None}),
         "the name is taken": lambda: manager(name=own.agent.name),
         "the port is taken": lambda: manager(listen=own.endpoint),
-        "beyond loopback without a token": lambda: manager(listen="0.0.0.0:0"),
+        "beyond loopback without a token": lambda: manager(listen="0.0.0.0:7070"),
         "listen without a port": lambda: manager(listen="10.0.0.5"),
         "listen on a port that is none": lambda: manager(listen="127.0.0.1:70000"),
         "listen=7070": lambda: manager(listen=7070),

@@ -36,6 +36,7 @@ struct PullArgs {
   std::optional<bool> local;
   std::optional<std::uint64_t> disk_reserve_mib;
   bool beside_model = false;
+  unsigned keep_before = 1;
   std::uint64_t count = 0;
   std::optional<double> deadline_s;
   std::string trace;
@@ -124,6 +125,7 @@ Result<std::unique_ptr<Receiver>> connect(const PullArgs& options, const CallCon
   } else {
     HfTargetOptions hf;
     hf.beside_model = options.beside_model;
+    hf.keep_before = options.keep_before;
     if (options.disk_reserve_mib) hf.disk_reserve_bytes = *options.disk_reserve_mib << 20;
     DS_ASSIGN(target, make_hf_target(receiver->layout(), receiver->sidecar(), options.out, hf));
   }
@@ -219,6 +221,10 @@ std::function<Status()> setup_pull(CLI::App& app) {
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 40));
   app.add_flag("--beside-model", options->beside_model,
                "--out may hold a model of somebody else: versions go beside it")
+      ->needs(out);
+  app.add_option("--keep-before", options->keep_before,
+                 "how many versions before the newest stay (default 1), for hosts that load them over NFS")
+      ->check(CLI::Range(1, 1000))
       ->needs(out);
   auto* number =
       app.add_option("--number", options->number, "the version with this number, waited for")->check(not_negative);

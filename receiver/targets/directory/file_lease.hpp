@@ -1,5 +1,6 @@
 // Proof that nobody has a file open or mapped: a write lease, which Linux grants only while ours is the only open
-// file description of the inode (a mapping counts as one, descriptors closed or not).
+// file description of the inode (a mapping counts as one, descriptors closed or not). Of this host: readers of others
+// are not seen.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +14,7 @@ namespace deltasync {
 enum class FileLeaseState : std::uint8_t {
   held,         ///< nobody else has any of the files open or mapped, and who opens one now waits for us
   in_use,       ///< somebody has
-  unsupported,  ///< this filesystem cannot tell
+  unsupported,  ///< this filesystem cannot tell, or other hosts may read it by NFS from this one
 };
 
 /// Write leases on a set of files, with read-write descriptors. Released on destruction.

@@ -92,6 +92,9 @@ HfStore::HfStore(LayoutPtr layout, Sidecar sidecar, std::vector<HfPlace> places,
 
 Result<HfStore> HfStore::open(LayoutPtr layout, Sidecar sidecar, fs::path out, HfTargetOptions options) {
   DS_TRY(check_sidecar(sidecar));
+  if (options.keep_before == 0) {
+    return Error(Errc::invalid_argument, "keep_before is 0: the version before the committed one is always kept");
+  }
   DS_ASSIGN(std::vector<HfPlace> places, hf_places(*layout, sidecar));
   if (!options.beside_model) DS_TRY(check_no_model_of_others(out));
   DS_TRY(make_directories(out / "versions"));

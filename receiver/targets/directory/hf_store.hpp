@@ -38,6 +38,7 @@ class HfStore {
   /// Of all that the sidecar says about a directory's files.
   const Digest128& files_digest() const noexcept { return files_digest_; }
   const std::vector<HfPlace>& places() const noexcept { return places_; }
+  unsigned keep_before() const noexcept { return options_.keep_before; }
   std::uint64_t weight_bytes(std::size_t file) const noexcept { return weight_bytes_[file]; }
   std::filesystem::path directory(const std::string& name) const { return versions_ / name; }
   std::vector<std::filesystem::path> weight_paths(const std::filesystem::path& directory) const;

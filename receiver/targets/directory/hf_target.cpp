@@ -230,6 +230,11 @@ Status HfTarget::make_current(const std::filesystem::path& incoming, TargetState
 void HfTarget::remove_unused() {
   std::set<std::string> keep;
   if (previous_) keep.insert(previous_->name);
+  if (store_.keep_before() > 1) {
+    std::vector<std::string> newest = resume_order();  // the committed one first
+    newest.resize(std::min<std::size_t>(newest.size(), store_.keep_before() + 1));
+    keep.insert(newest.begin(), newest.end());
+  }
   if (committed_) {
     keep.insert(name_);
     if (!served_.empty()) keep.insert(served_);

@@ -50,8 +50,10 @@ Result<std::optional<std::filesystem::path>> HfTarget::patch_previous(const std:
   if (!lease_state.ok()) return Nothing();
   if (*lease_state == FileLeaseState::unsupported) {
     leases_work_ = false;
-    log::warn("hf_target no_write_leases path={} effect=\"each version is written again\"",
-              store_.directory(previous_->name).string());
+    log::warn(
+        "hf_target no_write_leases path={} effect=\"each version is written again, and is removed after {} more, "
+        "whether or not it is being loaded\" remedy=\"keep more of them (--keep-before)\"",
+        store_.directory(previous_->name).string(), store_.keep_before());
   }
   if (*lease_state != FileLeaseState::held) return Nothing();
 
@@ -133,6 +135,7 @@ Status HfTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, 
     DS_ASSIGN(incoming, with_room([&] { return write_again(steps, state, deadline); }));
   }
   DS_TRY(make_current(*incoming, std::move(state)));
+  if (store_.keep_before() > 1) return {};  // it stays as it is
   if (memory_of(steps) <= std::max(kKeptBytesMin, layout_->model_bytes() / kKeptModelFraction)) {
     previous_->steps = std::move(steps);
   }

@@ -55,9 +55,13 @@ NewTarget placed_target(const std::shared_ptr<Placement>& placement, bool live, 
 }
 
 NewTarget hf_target(std::shared_ptr<const Layout> layout, const Sidecar& sidecar, const std::filesystem::path& out,
-                    bool flush, std::optional<std::uint64_t> disk_reserve_bytes) {
+                    bool flush, std::optional<std::uint64_t> disk_reserve_bytes, unsigned keep_before) {
   return {unwrap(released([&] {
-            return make_hf_target(std::move(layout), sidecar, out, {flush, disk_reserve_bytes});
+            HfTargetOptions options;
+            options.flush = flush;
+            options.disk_reserve_bytes = disk_reserve_bytes;
+            options.keep_before = keep_before;
+            return make_hf_target(std::move(layout), sidecar, out, options);
           })),
           {}};
 }
@@ -254,8 +258,9 @@ void bind_receiver(nb::module_& module) {
              "Where an engine keeps its weights, on the host or on devices. streams: {device: cudaStream_t}.");
   module.def(
       "hf_target", &hf_target, "layout"_a, "sidecar"_a, "out"_a, "flush"_a = true, "disk_reserve_bytes"_a = nb::none(),
+      "keep_before"_a = 1,
       "Immutable HF directories, and the symlink out/current. disk_reserve_bytes: of the disk stay free; None: 5 "
-      "% of it, 1 GiB at most.");
+      "% of it, 1 GiB at most. keep_before: versions before the committed one that stay in any case.");
   nb::class_<StopSource>(module, "StopSource", "Ends a pull that waits in another thread.")
       .def(nb::init<>())
       .def("request_stop", &StopSource::request_stop)

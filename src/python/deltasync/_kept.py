@@ -35,6 +35,7 @@ class Kept:
         module: Any = None,
         plan: PlacementPlan | Callable[[Layout], PlacementPlan] | None = None,
         directory: str | os.PathLike[str] | None = None,
+        keep_before: int = 1,
         live: bool = False,
         strict: bool = True,
         ignore: Iterable[str] = (),
@@ -51,7 +52,7 @@ class Kept:
         self.placement: Placement | None = None
         self._devices: list[int] = []  # that a commit writes, and that have no stream
         if directory is not None:
-            self.target = _native.hf_target(layout, sidecar, os.fspath(directory))
+            self.target = _native.hf_target(layout, sidecar, os.fspath(directory), keep_before=keep_before)
             return
         if module is not None:
             plan, self._places = plan_of_module(layout, module, strict=strict, ignore=ignore)

@@ -69,6 +69,10 @@ class Receiver:
     after it comes behind the commit. For a device without one, a commit first waits for all that torch has queued on
     it, and a pull that writes in place, as the first does, for what its default stream has.
 
+    ``keep_before``: of a ``directory``, how many versions before the committed one stay. One is enough where only
+    processes of this host load them. What other hosts load over NFS cannot be seen: give as many as are committed
+    while a model is loaded. Beyond one, each version is written whole.
+
     ``local``: whether full updates are copied out of the memory of an agent on this host: ``auto`` where they can be,
     ``never``, or ``always``, which raises Unsupported where they cannot.
 
@@ -98,6 +102,7 @@ class Receiver:
         module: Any = None,
         plan: PlacementPlan | Callable[[Layout], PlacementPlan] | None = None,
         directory: str | os.PathLike[str] | None = None,
+        keep_before: int = 1,
         live: bool = False,
         token: str = "",
         token_file: str | os.PathLike[str] | None = None,
@@ -148,7 +153,14 @@ class Receiver:
         self.layout: Layout = native.layout
         self.sidecar: Sidecar = native.sidecar
         kept = self._keep(
-            module=module, plan=plan, directory=directory, live=live, strict=strict, ignore=ignore, shadow=shadow
+            module=module,
+            plan=plan,
+            directory=directory,
+            keep_before=_checks.whole("keep_before", keep_before, least=1),
+            live=live,
+            strict=strict,
+            ignore=ignore,
+            shadow=shadow,
         )
         native.bind(kept.target, left(end))
         self._bound = Bound(native, kept)

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -100,6 +101,32 @@ TEST_F(HfReaders, AnOpenFileNeverChanges) {
   for (int i = 0; i < kUpdates; ++i) ASSERT_TRUE(ok(hf_.delta(0.1)));
   EXPECT_EQ(reader.finish(), hash);
   EXPECT_EQ(hf_.differs(), "");
+}
+
+TEST_F(HfReaders, AsManyVersionsStayAsAreAskedForThoughNobodyIsSeenReadingThem) {
+  hf_.options().keep_before = 3;
+  ASSERT_TRUE(ok(hf_.restart()));
+  const fs::path file = hf_.weight_file();
+  const std::vector<std::byte> bytes = hf_.weight_bytes(hf_.held());
+  const auto is_as_it_was = [&] {
+    std::ifstream in(file, std::ios::binary);
+    const std::string now((std::istreambuf_iterator<char>(in)), {});
+    return now == std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(ok(hf_.delta()));
+    EXPECT_TRUE(is_as_it_was()) << i;
+    if (i != 1) continue;
+    ASSERT_TRUE(ok(hf_.restart()));
+  }
+  EXPECT_EQ(hf_.version_count(), 4u);
+  ASSERT_TRUE(ok(hf_.delta()));
+  EXPECT_EQ(hf_.version_count(), 4u);
+  EXPECT_FALSE(fs::exists(file));
+  EXPECT_EQ(hf_.differs(), "");
+
+  hf_.options().keep_before = 0;
+  EXPECT_TRUE(fails(hf_.restart(), Errc::invalid_argument, "keep_before"));
 }
 
 TEST_F(HfReaders, AVersionInUseSurvivesFullUpdatesAndItsOwnName) {
