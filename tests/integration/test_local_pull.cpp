@@ -22,6 +22,7 @@
 #include "receiver/targets/target.hpp"
 #include "tests/agent/agent_harness.hpp"
 #include "tests/receiver/remote_memory.hpp"
+#include "tests/support/held_port.hpp"
 #include "tests/support/log_lines.hpp"
 
 namespace deltasync::agent {
@@ -211,14 +212,14 @@ TEST_F(LocalPull, BytesThatAreNotTheVersionsAreNotCommitted) {
 }
 
 TEST_F(LocalPull, AfterARestartOfTheAgent) {
+  const test::HeldPort at;
+  options_.pull.listen.port = at.number();
   start_agent();
   next_version();
   const auto receiver = bound(true);
   ASSERT_NE(receiver, nullptr);
   pull(*receiver);
-  const std::uint16_t same = port();
   stop_agent();
-  options_.pull.listen.port = same;
   start_agent();
   ASSERT_TRUE(receiver->bind(make_host_target(model_.layout), test_deadline()));
   EXPECT_EQ(pull(*receiver).local_bytes, tile_bytes());
