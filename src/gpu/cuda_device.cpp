@@ -119,7 +119,7 @@ class CudaEvent final : public Event {
  public:
   CudaEvent(const CudaDevice& device, cudaEvent_t event) : device_(device), event_(event) {}
   ~CudaEvent() override {
-    const LastError last_error;
+    const CurrentDevice current(device_.ordinal());
     static_cast<void>(cudaEventDestroy(event_));
   }
   CudaEvent(const CudaEvent&) = delete;
@@ -144,9 +144,10 @@ class CudaStream final : public Stream {
  public:
   CudaStream(const CudaDevice& device, cudaStream_t stream, bool own) : device_(device), stream_(stream), own_(own) {}
   ~CudaStream() override {
+    if (!own_) return;
     // Returns at once; the driver ends the stream when its work is done.
-    const LastError last_error;
-    if (own_) static_cast<void>(cudaStreamDestroy(stream_));
+    const CurrentDevice current(device_.ordinal());
+    static_cast<void>(cudaStreamDestroy(stream_));
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;

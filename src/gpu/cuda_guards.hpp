@@ -53,18 +53,13 @@ class LastError {
 /// capture that the engine has begun on another thread.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(int ordinal) {
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
-    if (thread_has_context()) {
-      error_ = cudaGetDevice(&before_);
-      if (error_ != cudaSuccess || before_ == ordinal) return;
-      set_back_ = true;
-    }
-    error_ = cudaSetDevice(ordinal);
+  explicit CurrentDevice(int ordinal) : error_(use(ordinal)) {
+    // Behind it: a thread without a context would get one of device 0.
+    if (error_ == cudaSuccess) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
   }
   ~CurrentDevice() {
+    if (error_ == cudaSuccess) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
     if (set_back_) static_cast<void>(cudaSetDevice(before_));
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&capture_));
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
@@ -73,11 +68,20 @@ class CurrentDevice {
   cudaError_t error() const noexcept { return error_; }
 
  private:
+  cudaError_t use(int ordinal) {
+    if (thread_has_context()) {
+      const cudaError_t error = cudaGetDevice(&before_);
+      if (error != cudaSuccess || before_ == ordinal) return error;
+      set_back_ = true;
+    }
+    return cudaSetDevice(ordinal);
+  }
+
   const LastError last_error_;  // ends last
   cudaStreamCaptureMode capture_ = cudaStreamCaptureModeRelaxed;
   int before_ = 0;
   bool set_back_ = false;
-  cudaError_t error_ = cudaSuccess;
+  const cudaError_t error_;
 };
 
 }  // namespace deltasync::gpu

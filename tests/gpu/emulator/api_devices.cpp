@@ -88,7 +88,7 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= runtime().devices()) return noted(cudaErrorInvalidDevice);
   emulator::this_thread().device = device;
-  emulator::this_thread().has_context = true;  // since CUDA 12 the call makes the device's primary context
+  emulator::this_thread().take_context();  // since CUDA 12 the call makes the device's primary context
   return noted(runtime().begin_call(device));
 }
 

@@ -105,7 +105,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* st
 cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arguments, size_t shared,
                              cudaStream_t handle) {
   emulator::ThreadState& thread = emulator::this_thread();
-  thread.has_context = true;
+  thread.take_context();
   const emulator::Function* const function = emulator::kernel_at(stub);
   if (function == nullptr) return noted(cudaErrorInvalidDeviceFunction);
   if (grid.y * grid.z * block.y * block.z != 1 || shared != 0) {

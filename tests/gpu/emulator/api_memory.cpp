@@ -97,6 +97,7 @@ cudaError_t cudaHostUnregister(void* data) {
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  emulator::this_thread().take_context();
   if (const cudaError_t error = runtime().begin_call(emulator::this_thread().device); error != cudaSuccess) {
     return noted(error);
   }
@@ -110,7 +111,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  emulator::this_thread().has_context = true;
+  emulator::this_thread().take_context();
   const cudaError_t error = emulator::check_copy(to, bytes, from, bytes, kind, "cudaMemcpyAsync");
   if (error != cudaSuccess) return noted(error);
   return noted(runtime().submit(
@@ -119,7 +120,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
-  emulator::this_thread().has_context = true;
+  emulator::this_thread().take_context();
   if (width > to_pitch || width > from_pitch || to_pitch > emulator::kPitchMax || from_pitch > emulator::kPitchMax) {
     return noted(cudaErrorInvalidPitchValue);
   }
@@ -137,7 +138,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 }
 
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
-  emulator::this_thread().has_context = true;
+  emulator::this_thread().take_context();
   if (!emulator::is_on_device(data, bytes)) return noted(cudaErrorInvalidValue);
   return noted(runtime().submit(stream, [=] { std::memset(runtime().memory().real(data), value, bytes); }));
 }

@@ -18,6 +18,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  emulator::this_thread().take_context();
   const int device = properties->location.id;
   if (properties->allocType != cudaMemAllocationTypePinned || properties->location.type != cudaMemLocationTypeDevice) {
     emulator::end_process("pools of other memory than a device's are not emulated");
@@ -29,6 +30,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* prope
 }
 
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  emulator::this_thread().take_context();
   const auto* const device = reinterpret_cast<const int*>(pool);
   const cudaError_t error = runtime().begin_call(*device);
   delete device;  // what was taken from it stays
@@ -36,6 +38,7 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
 }
 
 cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+  emulator::this_thread().take_context();
   const int device = *reinterpret_cast<const int*>(pool);
   if (const cudaError_t error = runtime().error_of(device); error != cudaSuccess) return noted(error);
   std::byte* const at = runtime().memory().allocate(device, bytes, emulator::Memory::When::later);
@@ -46,6 +49,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
 }
 
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  emulator::this_thread().take_context();
   return noted(runtime().submit(stream, [data] {
     if (!runtime().memory().free(data, emulator::Memory::When::later)) {
       emulator::end_process("cudaFreeAsync of what is no memory of a device");

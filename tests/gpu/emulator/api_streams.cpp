@@ -80,6 +80,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 
 // "This function may also return error codes from previous, asynchronous launches", and so may cudaEventDestroy.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  emulator::this_thread().take_context();
   auto* const stream = reinterpret_cast<Stream*>(handle);
   const int device = stream->device;
   runtime().destroy_stream(stream);
@@ -87,6 +88,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  emulator::this_thread().take_context();
   Stream* const stream = runtime().find(handle);
   {
     const std::lock_guard lock(runtime().mutex());
@@ -131,6 +133,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
+  emulator::this_thread().take_context();
   Stream* const stream = runtime().find(handle);
   const std::lock_guard lock(runtime().mutex());
   if (handle == nullptr && runtime().blocking_capture(stream->device) != nullptr) {
@@ -140,7 +143,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   return noted(runtime().begin_call(stream->device));
 }
 
+// It makes a context, too (pytorch/pytorch#148594).
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  emulator::this_thread().take_context();
   std::swap(*mode, emulator::this_thread().mode);
   return cudaSuccess;
 }
@@ -153,6 +158,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+  emulator::this_thread().take_context();
   const Event* const event = &emulator::event_of(handle);
   const int device = event->device;
   delete event;  // what waits for its mark goes on
@@ -160,6 +166,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t to) {
+  emulator::this_thread().take_context();
   Event& event = emulator::event_of(handle);
   Stream* const stream = runtime().find(to);
   if (event.device != stream->device) return noted(cudaErrorInvalidResourceHandle);
@@ -180,6 +187,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t to) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t to, cudaEvent_t handle, unsigned /*flags*/) {
+  emulator::this_thread().take_context();
   Event& event = emulator::event_of(handle);
   Stream* const stream = runtime().find(to);
   if (const cudaError_t error = runtime().begin_call(stream->device); error != cudaSuccess) return noted(error);

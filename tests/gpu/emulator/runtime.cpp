@@ -250,7 +250,7 @@ cudaError_t Runtime::begin_call(int device) {
 
 cudaError_t Runtime::begin_unsafe_call() {
   ThreadState& thread = this_thread();
-  thread.has_context = true;
+  thread.take_context();
   const std::lock_guard lock(mutex_);
   for (const auto& capture : captures_) {
     const bool is_own = capture->thread == std::this_thread::get_id();

@@ -51,8 +51,15 @@ void revive();
 struct ThreadState {
   int device = 0;
   bool has_context = false;
+  unsigned contexts = 0;  ///< bit i: its calls would have made device i's, were there none
   cudaError_t last = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+
+  /// By a call that works in the current device's context: most do, some that do not look like it among them.
+  void take_context() {
+    has_context = true;
+    contexts |= 1u << device;
+  }
 };
 ThreadState& this_thread();
 

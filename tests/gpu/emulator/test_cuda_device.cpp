@@ -48,6 +48,34 @@ TEST_F(EmulatedCudaDevice, TheCurrentDeviceStays) {
   EXPECT_EQ(current(), 0);
 }
 
+/// Of a process that uses one device of many: some hundred MB on each that it has a context of.
+TEST_F(EmulatedCudaDevice, ThreadsTakeNoOtherDevicesContext) {
+  auto stream = *device_->make_stream();
+  auto event = *device_->make_event();
+  const auto contexts_of = [](const std::function<void()>& work) {
+    unsigned contexts = 0;
+    std::thread([&] {
+      work();
+      contexts = this_thread().contexts;
+    }).join();
+    return contexts;
+  };
+  const unsigned own = 1u << 1;
+  EXPECT_EQ(contexts_of([&] { EXPECT_TRUE(stream->record(*event).ok()); }), own);
+  EXPECT_EQ(contexts_of([&] { EXPECT_TRUE(gpu::wait(*event, soon(), "a test's work").ok()); }), own);
+  EXPECT_EQ(contexts_of([&] { EXPECT_FALSE(*stream->is_captured()); }), own);
+  EXPECT_EQ(contexts_of([&] {
+              test::Work work(*device_);
+              const auto* const up = work.up(std::vector<std::uint64_t>{5});
+              EXPECT_EQ(work.down(up, 1)[0], 5u);
+            }),
+            own);
+  EXPECT_EQ(contexts_of([&] { event.reset(); }), own);
+  EXPECT_EQ(contexts_of([&] { stream.reset(); }), own);
+  EXPECT_EQ(contexts_of([&] { device_.reset(); }), own);
+  EXPECT_EQ(contexts_of([&] { device_ = *gpu::open_cuda_device(1, gpu::Use::kernels); }), own);
+}
+
 TEST_F(EmulatedCudaDevice, AnOldDriverIsNamed) {
   set_driver_version((CUDART_VERSION / 1000 - 1) * 1000 + 80);
   const auto none = gpu::open_cuda_device(0, gpu::Use::copies);
