@@ -42,6 +42,26 @@ cudaError_t check_copy(const void* to, std::uint64_t to_bytes, const void* from,
   return check_host(in ? from : to, in ? from_bytes : to_bytes, call);
 }
 
+/// The bytes that an operation uses, in the order of its call.
+struct Used {
+  const void* at;
+  std::uint64_t bytes;
+};
+
+/// When it is its turn, which may be later than somebody gave the memory back.
+cudaError_t submit_use(cudaStream_t stream, const char* call, std::vector<Used> all, std::function<void()> work) {
+  const int device = runtime().find(stream)->device;
+  return runtime().submit(stream, [=, all = std::move(all), work = std::move(work)] {
+    for (const Used& used : all) {
+      const auto range = runtime().memory().find(used.at);
+      if (range && range->has(reinterpret_cast<std::uintptr_t>(used.at), used.bytes)) continue;
+      return runtime().fail(
+          device, {Fault::Kind::out_of_bounds, std::string(call) + " of memory that was given back before its turn"});
+    }
+    work();
+  });
+}
+
 }  // namespace
 }  // namespace deltasync::emulator
 
@@ -114,8 +134,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   emulator::this_thread().take_context();
   const cudaError_t error = emulator::check_copy(to, bytes, from, bytes, kind, "cudaMemcpyAsync");
   if (error != cudaSuccess) return noted(error);
-  return noted(runtime().submit(
-      stream, [=] { std::memcpy(runtime().memory().real(to), runtime().memory().real(from), bytes); }));
+  return noted(emulator::submit_use(stream, "cudaMemcpyAsync", {{to, bytes}, {from, bytes}}, [=] {
+    std::memcpy(runtime().memory().real(to), runtime().memory().real(from), bytes);
+  }));
 }
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
@@ -125,10 +146,11 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     return noted(cudaErrorInvalidPitchValue);
   }
   if (width == 0 || height == 0) return cudaSuccess;
-  const cudaError_t error = emulator::check_copy(to, (height - 1) * to_pitch + width, from,
-                                                 (height - 1) * from_pitch + width, kind, "cudaMemcpy2DAsync");
+  const std::uint64_t to_bytes = (height - 1) * to_pitch + width;
+  const std::uint64_t from_bytes = (height - 1) * from_pitch + width;
+  const cudaError_t error = emulator::check_copy(to, to_bytes, from, from_bytes, kind, "cudaMemcpy2DAsync");
   if (error != cudaSuccess) return noted(error);
-  return noted(runtime().submit(stream, [=] {
+  return noted(emulator::submit_use(stream, "cudaMemcpy2DAsync", {{to, to_bytes}, {from, from_bytes}}, [=] {
     std::byte* const target = runtime().memory().real(to);
     const std::byte* const source = runtime().memory().real(from);
     for (std::size_t row = 0; row < height; ++row) {
@@ -140,7 +162,8 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
   emulator::this_thread().take_context();
   if (!emulator::is_on_device(data, bytes)) return noted(cudaErrorInvalidValue);
-  return noted(runtime().submit(stream, [=] { std::memset(runtime().memory().real(data), value, bytes); }));
+  return noted(emulator::submit_use(stream, "cudaMemsetAsync", {{data, bytes}},
+                                    [=] { std::memset(runtime().memory().real(data), value, bytes); }));
 }
 
 }  // extern "C"

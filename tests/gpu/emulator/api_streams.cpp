@@ -143,7 +143,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   return noted(runtime().begin_call(stream->device));
 }
 
-// It makes a context, too (pytorch/pytorch#148594).
+// It makes a context, too, as torch found.
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   emulator::this_thread().take_context();
   std::swap(*mode, emulator::this_thread().mode);

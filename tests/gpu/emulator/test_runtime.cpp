@@ -190,14 +190,24 @@ TEST_F(EmulatedRuntime, MemoryIsOrderedInAStream) {
     EXPECT_EQ(cudaMemsetAsync(data, 0, 1, stream()), cudaErrorInvalidValue) << "too soon";
   }
   ASSERT_EQ(cudaStreamSynchronize(own), cudaSuccess);
-  EXPECT_EQ(cudaMemsetAsync(data, 0, 1, stream()), cudaSuccess);
+  const cudaStream_t other = stream();
+  EXPECT_EQ(cudaMemsetAsync(data, 0, 1, other), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(other), cudaSuccess);
   void* more = nullptr;
   ASSERT_EQ(cudaFreeAsync(data, own), cudaSuccess);
   EXPECT_EQ(cudaMalloc(&more, kDeviceBytes / 2), cudaErrorMemoryAllocation);
   ASSERT_EQ(cudaStreamSynchronize(own), cudaSuccess);
   EXPECT_EQ(cudaMemsetAsync(data, 0, 1, own), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMalloc(&more, kDeviceBytes / 2), cudaSuccess);
+  EXPECT_EQ(cudaMallocFromPoolAsync(&data, 8, pool, own), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(own), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(host_, data, 8, cudaMemcpyDeviceToHost, stream_), cudaSuccess);
+  ASSERT_EQ(cudaFreeAsync(data, own), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(own), cudaSuccess);
   others.open();
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaErrorIllegalAddress) << "too late";
+  EXPECT_THAT(last_fault(), HasSubstr("cudaMemcpyAsync of memory that was given back before its turn"));
+  keep_faults(true);
   EXPECT_EQ(cudaFree(more), cudaSuccess);
   EXPECT_EQ(cudaMemPoolDestroy(pool), cudaSuccess);
 }
