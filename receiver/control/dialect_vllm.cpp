@@ -1,6 +1,8 @@
 // vLLM's routes for weight updates, and what prime-rl's clients send to them.
+#include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "receiver/control/routes.hpp"
@@ -13,6 +15,8 @@ using net::HttpPage;
 using nlohmann::json;
 
 constexpr Tag kTags[] = {{"weights", EngineMemory::weights}, {"kv_cache", EngineMemory::kv_cache}};
+/// The plug-in's (deltasync/engines/vllm_engine.py), and those of the other dialects.
+constexpr std::string_view kUpdateInfo[] = {"version", "verify", "deadline_ms", "directory", "verify_checksum"};
 
 HttpPage refused(unsigned status, const std::string& why) {
   return page_of(status, {{"error", why}});
@@ -74,12 +78,37 @@ Result<UpdateRequest> request_of_directory(std::string directory) {
   return Error(Errc::invalid_argument, "weight_dir " + directory + " has no safetensors files, and is no …/step_N");
 }
 
+/// Other trainers put there what vLLM's own engines take the weights from, which nothing here does.
+Status check_update_info(const json& info) {
+  if (!info.is_object()) return Error(Errc::invalid_argument, "'update_info' in the body is no object");
+  if (info.contains("names")) {
+    return Error(Errc::unsupported, "tensors do not come this way here: publish them (deltasync.adapters.trl)");
+  }
+  for (const auto& [name, value] : info.items()) {
+    if (std::find(std::begin(kUpdateInfo), std::end(kUpdateInfo), name) != std::end(kUpdateInfo)) continue;
+    return Error(Errc::invalid_argument, "update_info with '" + name + "': there is version, verify and deadline_ms");
+  }
+  return {};
+}
+
+/// Of a list, which has one for each worker, the one that all have.
+Result<Ask> update_info_of(const Ask& ask) {
+  Ask inner;
+  const auto found = ask.body.find("update_info");
+  if (found == ask.body.end() || found->is_null()) return inner;
+  const bool listed = found->is_array() && !found->empty();
+  const json& info = listed ? found->front() : *found;
+  DS_TRY(check_update_info(info));
+  if (listed && std::any_of(found->begin(), found->end(), [&](const json& other) { return other != info; })) {
+    return Error(Errc::invalid_argument, "'update_info' in the body is not the same for all workers");
+  }
+  inner.body = info;
+  return inner;
+}
+
 Result<UpdateRequest> request_of(const Ask& ask) {
   UpdateRequest request;
-  Ask inner;
-  if (const auto found = ask.body.find("update_info"); found != ask.body.end() && found->is_object()) {
-    inner.body = *found;
-  }
+  DS_ASSIGN(const Ask inner, update_info_of(ask));
   for (const Ask& part : {std::cref(ask), std::cref(inner)}) {
     DS_ASSIGN(const auto version, part.text("version"));
     DS_ASSIGN(const auto directory, part.text("directory"));

@@ -112,6 +112,25 @@ TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
   vllm("/pause?mode=later", "", 422);
 }
 
+TEST_F(Routes, WhatNobodyTakesTheWeightsFromIsNoUpdate) {
+  const auto update = [&](const std::string& info, unsigned status) {
+    return vllm("/update_weights", R"({"update_info": )" + info + "}", status).dump();
+  };
+  vllm("/start_weight_update");
+  // As vLLM's trainers have it for its engine of CUDA IPC.
+  const std::string tensors =
+      R"({"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gASV"})";
+  for (const std::string& info : {tensors, "[" + tensors + ", " + tensors + "]"}) {
+    EXPECT_NE(update(info, 501).find("tensors do not come this way"), std::string::npos);
+  }
+  EXPECT_NE(update(R"({"version_id": "7"})", 400).find("version_id"), std::string::npos);
+  for (const char* info : {"[]", "[1]", "7", R"([{"version": 4}, {"version": 5}])"}) update(info, 400);
+  EXPECT_EQ(notes.take(), std::vector<std::string>());
+  vllm("/finish_weight_update", "", 409);  // nothing has come
+  update(R"([{"version": 4}, {"version": 4}])", 200);
+  EXPECT_EQ(weights.version, "4");
+}
+
 TEST_F(Routes, PrimeRlNamesADirectory) {
   EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": "/mnt/broadcasts/step_0"})")["status"], "ok");
   EXPECT_EQ(weights.version, "step_0");
