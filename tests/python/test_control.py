@@ -19,6 +19,8 @@ from typing import Any
 import deltasync
 import pytest
 from deltasync import errors
+from deltasync._control_weights import ReceiverWeights
+from deltasync.prepared import Prepared
 
 torch = pytest.importorskip("torch")
 from control_fleet import TOKENS, Client, Engine, Fleet, model  # noqa: E402
@@ -197,6 +199,32 @@ def test_weights_without_a_shadow_wake_as_the_newest(segment_name: str) -> None:
             assert engine.finish(engine.submit("a")).tokens == [2.0] * TOKENS
         engine.close()
         assert engine.torn == []
+
+
+def test_a_pull_in_place_that_is_late_leaves_no_version(segment_name: str) -> None:
+    trained, served = model(1.0), model(0.0)
+    with (
+        deltasync.WeightManager(trained, name=segment_name) as manager,
+        deltasync.Receiver(manager.endpoint, module=served, full_update_policy="in_place") as receiver,
+    ):
+        manager.offload()
+        receiver.update()
+        pull, goes_on = receiver._pulls._pull, threading.Event()
+
+        def late(prepared: Prepared) -> Any:  # as where the machine is busy: it may write when its time is over
+            assert goes_on.wait(60)
+            return pull(prepared)
+
+        receiver._pulls._pull = late  # type: ignore[method-assign]
+        weights = ReceiverWeights(receiver)
+        with pytest.raises(errors.DeadlinePassed):
+            weights.stage("", "", False, 0.1)
+        assert weights.current() is None
+        goes_on.set()
+        end = time.monotonic() + 60
+        while weights.current() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert weights.current() == receiver.version is not None
 
 
 def test_a_request_is_for_a_version(fleets: Callable[..., Fleet]) -> None:

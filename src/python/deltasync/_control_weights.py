@@ -7,6 +7,7 @@ import time
 from ._deadlines import left
 from ._native import Version
 from .errors import Cancelled
+from .prepared import Prepared
 from .rollout import Receiver
 
 
@@ -21,8 +22,8 @@ class ReceiverWeights:
         self._verify = False
         #: Live memory may not be what was committed.
         self.wrong = False
-        #: A pull writes live memory.
-        self._overwrites = False
+        #: Writes live memory until it is done, which may be after the wait for it has ended.
+        self._overwriting: Prepared | None = None
         self._ends = False
 
     @property
@@ -30,7 +31,9 @@ class ReceiverWeights:
         return bool(self.receiver._options["full_update_policy"] == "in_place")
 
     def current(self) -> Version | None:
-        return None if self.wrong or self._overwrites else self.receiver.version
+        overwriting = self._overwriting
+        overwrites = overwriting is not None and not overwriting.done
+        return None if self.wrong or overwrites else self.receiver.version
 
     def live_names(self) -> list[tuple[str, str]]:
         placement = self.receiver._bound.kept.placement
@@ -44,14 +47,11 @@ class ReceiverWeights:
         self._verify = verify or self.wrong
         self.receiver.cancel()  # what was staged before, and never committed, may not be the newest any more
         wanted = int(version) if version.isascii() and version.isdigit() else version or None
-        self._overwrites = self.stages_in_place
-        try:
-            prepared = self.receiver.prepare(wanted, directory=directory or None, timeout=timeout)
-            if self._ends:  # looked at after there is what cancel() would have cancelled
-                self.receiver.cancel()
-            found = prepared.wait(left(end)).version
-        finally:
-            self._overwrites = False
+        prepared = self.receiver.prepare(wanted, directory=directory or None, timeout=timeout)
+        self._overwriting = prepared if self.stages_in_place else None
+        if self._ends:  # looked at after there is what cancel() would have cancelled
+            self.receiver.cancel()
+        found = prepared.wait(left(end)).version
         self.staged = f"the files of {directory}" if directory else f"version {found.number} of epoch {found.epoch:x}"
         return found
 
