@@ -116,6 +116,22 @@ def test_what_a_hook_raises_is_the_answer_and_the_engine_serves_on(fleets: Calla
     assert fleet.engine.finish(fleet.engine.submit("b")).ended == "length"
 
 
+@pytest.mark.parametrize("hook", ["stop_admission", "abort", "wait_idle"])
+def test_a_hook_that_nobody_awaits_has_done_nothing(fleets: Callable[..., Fleet], hook: str) -> None:
+    fleet = fleets()
+    does = getattr(fleet.engine, hook)
+
+    async def later(*args: Any) -> Any:
+        return does(*args)
+
+    setattr(fleet.engine, hook, later)
+    failed = fleet.client.post("/pause", None, 500)
+    assert f"{hook}() returned an awaitable" in failed["error"]
+    assert fleet.client.get("/is_paused") == {"is_paused": False}
+    setattr(fleet.engine, hook, does)
+    fleet.client.post("/pause")
+
+
 def test_two_clients_at_once_wait_for_each_other(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets(timeout=30)
     targets = ["/pause?mode=keep", "/resume", "/sleep", "/wake_up", "/update_weights", "/v1/pause", "/v1/wakeup"]

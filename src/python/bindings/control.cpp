@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -78,7 +79,7 @@ class PythonEngine final : public RolloutEngine {
     return call_python([&]() -> Result<std::uint64_t> {
       nb::list listed;
       for (const std::string& id : ids) listed.append(nb::str(id.c_str(), id.size()));
-      return nb::cast<std::uint64_t>(engine_.attr("abort")(listed));
+      return nb::cast<std::uint64_t>(done("abort", engine_.attr("abort")(listed)));
     });
   }
   /// In short waits, so that each ends when the service does.
@@ -107,22 +108,29 @@ class PythonEngine final : public RolloutEngine {
   Status restore_memory(EngineMemory memory) override { return of_memory("restore_memory", memory); }
 
  private:
+  /// A coroutine has not even begun, and nobody here awaits it.
+  static nb::object done(const char* what, nb::object returned) {
+    if (!nb::hasattr(returned, "__await__")) return returned;
+    throw std::invalid_argument(std::string(what) +
+                                "() returned an awaitable, which nobody awaits: it has to return "
+                                "when what it does is done");
+  }
   Status plain(const char* what) {
     return call_python([&]() -> Status {
-      engine_.attr(what)();
+      done(what, engine_.attr(what)());
       return {};
     });
   }
   Status timed(const char* what, const CallOptions& call) {
     return call_python([&]() -> Status {
-      engine_.attr(what)(seconds_left(call));
+      done(what, engine_.attr(what)(seconds_left(call)));
       return {};
     });
   }
   Status of_memory(const char* what, EngineMemory memory) {
     return call_python([&]() -> Status {
       const std::string_view name = control::to_string(memory);
-      engine_.attr(what)(nb::str(name.data(), name.size()));
+      done(what, engine_.attr(what)(nb::str(name.data(), name.size())));
       return {};
     });
   }
