@@ -94,6 +94,7 @@ void ChannelStream::shut() {
   channel_ = std::make_unique<ClosedChannel>();
   error_code ignored;
   wakes_.close(ignored);
+  socket_.shutdown(Socket::shutdown_both, ignored);  // for the peer it would end with the last copy, of forked children
   socket_.close(ignored);
 }
 

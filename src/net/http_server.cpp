@@ -1,5 +1,7 @@
 #include "net/http_server.hpp"
 
+#include <sys/socket.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -65,6 +67,10 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     };
     explicit Client(tcp::socket socket)
         : stream(std::make_shared<ChannelStream>(ChannelStream::Socket(std::move(socket)))) {}
+    /// Where `io` has stopped first, nothing else has ended it for the peer if a forked child has a copy.
+    ~Client() { ::shutdown(stream->fd(), SHUT_RDWR); }
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
     const std::shared_ptr<ChannelStream> stream;  // used on its own strand
     State state = State::listening;               // protected by Impl::mutex
   };
@@ -290,7 +296,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   }
 
   void stop() {
-    stopping = true;
+    // Now, as `io` may have stopped, and for the copies of forked children, with which nobody accepts.
+    if (!stopping.exchange(true)) ::shutdown(acceptor.native_handle(), SHUT_RDWR);
     asio::post(acceptor.get_executor(), [self = shared_from_this()] {
       error_code ignored;
       self->acceptor.close(ignored);

@@ -6,6 +6,7 @@ import gc
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -63,6 +64,34 @@ def test_a_forked_child_leaves_the_service_alone(fleets: Callable[..., Fleet]) -
     fleet.train(2.0)
     fleet.client.post("/v1/pause")
     assert fleet.client.post("/v1/update_weights", {})["result"] == [{"version": "2"}]
+
+
+def test_what_a_forked_child_has_a_copy_of_ends(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets()
+    endpoint = fleet.control.endpoint
+    host, _, port = endpoint.rpartition(":")
+    question = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    with (
+        socket.create_connection((host, int(port)), 60) as asks,
+        socket.create_connection((host, int(port)), 60) as rests,
+    ):
+        for connection in (asks, rests):
+            connection.sendall(question + b"\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            asks.sendall(question + b"Connection: close\r\n\r\n")
+            while asks.recv(4096):
+                pass
+            fleet.control.close()
+            assert rests.recv(4096) == b""
+            deltasync.RolloutControl(fleet.engine, fleet.receiver, listen=endpoint).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_a_sleep_loses_nothing(fleets: Callable[..., Fleet]) -> None:
