@@ -1,4 +1,5 @@
 // SGLang's routes for weight updates, and slime's /pull_weights.
+#include <chrono>
 #include <utility>
 
 #include "receiver/control/routes.hpp"
@@ -92,6 +93,20 @@ HttpPage pull(Desk& desk, const Ask& ask) {
   return told(done, "version " + desk.service.standing().label + " is live");
 }
 
+/// What deltasync's own clients give it, in seconds.
+Result<std::optional<std::chrono::nanoseconds>> limit_of_update(const Ask& ask) {
+  const auto place = "/manifest/deltasync/timeout"_json_pointer;
+  std::optional<std::chrono::nanoseconds> limit;
+  if (!ask.body.contains(place)) return limit;
+  const json& given = ask.body.at(place);
+  const double seconds = given.is_number() ? given.get<double>() : -1;
+  if (!(seconds >= 0 && seconds < 1e6)) {
+    return Error(Errc::invalid_argument, "the timeout in the manifest is no number of seconds");
+  }
+  limit = std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+  return limit;
+}
+
 /// What a directory has; after /pull_weights into it, the version that is live already. deltasync's own clients name
 /// the version, and the directory only because SGLang wants one.
 HttpPage update_from_disk(Desk& desk, const Ask& ask) {
@@ -100,6 +115,8 @@ HttpPage update_from_disk(Desk& desk, const Ask& ask) {
   const auto flushes = ask.boolean("flush_cache", true);
   const auto aborts = ask.boolean("abort_all_requests", false);
   const auto format = ask.text("load_format");
+  const auto limit = limit_of_update(ask);
+  if (!limit) return told(limit.error(), "");
   if (!format) return told(format.error(), "");
   if (!path) return told(path.error(), "");
   if (!label) return told(label.error(), "");
@@ -122,7 +139,7 @@ HttpPage update_from_disk(Desk& desk, const Ask& ask) {
     } else {
       request.directory = **path;
     }
-    done = desk.service.call(call, request);
+    done = desk.service.call(call, request, "", *limit);
   } else if (*flushes) {
     done = desk.service.call({.kind = Call::Kind::reset_caches});
   }

@@ -1,5 +1,6 @@
 // vLLM's routes for weight updates, and what prime-rl's clients send to them.
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -15,6 +16,7 @@ using net::HttpPage;
 using nlohmann::json;
 
 constexpr Tag kTags[] = {{"weights", EngineMemory::weights}, {"kv_cache", EngineMemory::kv_cache}};
+constexpr std::uint64_t kDeadlineMsMax = 1'000'000'000;
 /// The plug-in's (deltasync/engines/vllm_engine.py), and those of the other dialects.
 constexpr std::string_view kUpdateInfo[] = {"version", "verify", "deadline_ms", "directory", "verify_checksum"};
 
@@ -106,9 +108,20 @@ Result<Ask> update_info_of(const Ask& ask) {
   return inner;
 }
 
-Result<UpdateRequest> request_of(const Ask& ask) {
+/// `deadline_ms` of it.
+Result<std::optional<std::chrono::nanoseconds>> limit_of_update(const Ask& info) {
+  const auto found = info.body.find("deadline_ms");
+  std::optional<std::chrono::nanoseconds> limit;
+  if (found == info.body.end() || found->is_null()) return limit;
+  if (!found->is_number_unsigned() || found->get<std::uint64_t>() > kDeadlineMsMax) {
+    return Error(Errc::invalid_argument, "'deadline_ms' in the body is no number of milliseconds");
+  }
+  limit = std::chrono::milliseconds(found->get<std::uint64_t>());
+  return limit;
+}
+
+Result<UpdateRequest> request_of(const Ask& ask, const Ask& inner) {
   UpdateRequest request;
-  DS_ASSIGN(const Ask inner, update_info_of(ask));
   for (const Ask& part : {std::cref(ask), std::cref(inner)}) {
     DS_ASSIGN(const auto version, part.text("version"));
     DS_ASSIGN(const auto directory, part.text("directory"));
@@ -131,10 +144,14 @@ HttpPage update(Desk& desk, const Ask& ask) {
     const std::lock_guard lock(desk.mutex);
     if (!desk.update_started) return refused(409, "start_weight_update comes before update_weights");
   }
-  const auto request = request_of(ask);
+  const auto info = update_info_of(ask);
+  if (!info) return refused(info.error());
+  const auto request = request_of(ask, *info);
   if (!request) return refused(request.error());
+  const auto limit = limit_of_update(*info);
+  if (!limit) return refused(limit.error());
   const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .caches_as_paused = true};
-  const Status done = desk.service.call(call, *request);
+  const Status done = desk.service.call(call, *request, "", *limit);
   if (done) {
     const std::lock_guard lock(desk.mutex);
     desk.updated = true;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -118,6 +119,7 @@ class FakeWeights final : public EngineWeights {
     const bool numbered = !request.version.empty() && request.version.front() <= '9';
     staged_ = numbered ? std::stoull(request.version) : number_ + 1;
     version = request.version;
+    deadline = call.deadline;
     verify = request.verify;
     directory = request.directory;
     return {};
@@ -155,6 +157,7 @@ class FakeWeights final : public EngineWeights {
   bool void_on_failure = false;
   bool verify = false;
   std::string version;
+  std::chrono::steady_clock::time_point deadline;  ///< of the last stage
   std::string directory;
   std::uint64_t epoch = 9;
 

@@ -131,6 +131,18 @@ TEST_F(Routes, WhatNobodyTakesTheWeightsFromIsNoUpdate) {
   EXPECT_EQ(weights.version, "4");
 }
 
+TEST_F(Routes, AnUpdateHasItsClientsTime) {
+  const auto left = [&] { return weights.deadline - std::chrono::steady_clock::now(); };
+  vllm("/start_weight_update");
+  vllm("/update_weights", R"({"update_info": {"version": 3, "deadline_ms": 20000}})");
+  EXPECT_LE(left(), 20s);
+  vllm("/update_weights", R"({"update_info": {"version": 3, "deadline_ms": "soon"}})", 400);
+  const std::string asked = R"({"model_path": "tiny", "load_format": "deltasync", "weight_version": "4", "manifest": )";
+  sglang("/update_weights_from_disk", asked + R"({"deltasync": {"timeout": 19.5}}})");
+  EXPECT_LE(left(), 19500ms);
+  sglang("/update_weights_from_disk", asked + R"({"deltasync": {"timeout": -1}}})", 400);
+}
+
 TEST_F(Routes, PrimeRlNamesADirectory) {
   EXPECT_EQ(vllm("/update_weights", R"({"weight_dir": "/mnt/broadcasts/step_0"})")["status"], "ok");
   EXPECT_EQ(weights.version, "step_0");
