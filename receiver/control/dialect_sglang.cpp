@@ -111,7 +111,7 @@ Result<std::optional<std::chrono::nanoseconds>> limit_of_update(const Ask& ask) 
 /// the version, and the directory only because SGLang wants one.
 HttpPage update_from_disk(Desk& desk, const Ask& ask) {
   const auto path = ask.text("model_path");
-  const auto label = ask.text("weight_version");
+  const auto label = ask.label("weight_version");
   const auto flushes = ask.boolean("flush_cache", true);
   const auto aborts = ask.boolean("abort_all_requests", false);
   const auto format = ask.text("load_format");
@@ -139,11 +139,11 @@ HttpPage update_from_disk(Desk& desk, const Ask& ask) {
     } else {
       request.directory = **path;
     }
-    done = desk.service.call(call, request, "", *limit);
-  } else if (*flushes) {
-    done = desk.service.call({.kind = Call::Kind::reset_caches});
+    done = desk.service.call(call, request, label->value_or(""), *limit);
+  } else {
+    if (*flushes) done = desk.service.call({.kind = Call::Kind::reset_caches});
+    if (done && *label) done = desk.service.rename(**label);
   }
-  if (done && *label) desk.service.rename(**label);
   return told(done, "Succeeded to update model weights.", {{"num_paused_requests", 0}});
 }
 

@@ -177,14 +177,13 @@ HttpPage areal_update(Desk& desk, const Ask& ask) {
 }
 
 HttpPage finish_update(Desk& desk, const Ask& ask) {
-  const auto label = ask.text("weight_version");
+  const auto label = ask.label("weight_version");
   if (!label) return refused(label.error());
   const std::lock_guard lock(desk.mutex);
   if (!desk.update_started) return refused(409, "no weight update has been started");
   if (!desk.updated) return refused(409, "no update_weights has succeeded since start_weight_update");
   desk.update_started = false;
-  if (*label) desk.service.rename(**label);
-  return page_of(200, {{"message", "Weight update finished"}});
+  return told(*label ? desk.service.rename(**label) : Status(), {{"message", "Weight update finished"}});
 }
 
 /// Level 0 pauses only; 1 and 2 give up what a wake with tags can take again. (Weights come back from the shadow, so

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/label.hpp"
+
 namespace deltasync::control {
 namespace {
 
@@ -106,6 +108,13 @@ Result<std::optional<std::string>> Ask::text(const char* name) const {
   return std::optional<std::string>(found->get<std::string>());
 }
 
+Result<std::optional<std::string>> Ask::label(const char* name) const {
+  DS_ASSIGN(std::optional<std::string> label, text(name));
+  if (label && label->empty()) label.reset();
+  if (label) DS_TRY(check_label(*label).with_context(name));
+  return label;
+}
+
 Result<bool> Ask::boolean(const char* name, bool otherwise) const {
   const auto found = body.find(name);
   if (found == body.end() || found->is_null()) return otherwise;
@@ -204,12 +213,14 @@ nlohmann::json live_weights(const Desk& desk) {
 }
 
 net::HttpPage name_version(Desk& desk, const Ask& ask) {
-  const auto label = ask.text("new_version");
-  if (!label || !*label) {
-    const std::string why = label ? "no new_version in the body" : label.error().message();
-    return page_of(400, {{"success", false}, {"message", why}, {"error", why}});
+  const auto label = ask.label("new_version");
+  Status named = label ? Status() : Status(label.error());
+  if (named && !*label) named = Error(Errc::invalid_argument, "no new_version in the body");
+  if (named) named = desk.service.rename(**label);
+  if (!named) {
+    const std::string& why = named.error().message();
+    return page_of(status_of(named.error()), {{"success", false}, {"message", why}, {"error", why}});
   }
-  desk.service.rename(**label);
   return page_of(200,
                  {{"success", true}, {"message", "Weight version updated to " + **label}, {"new_version", **label}});
 }

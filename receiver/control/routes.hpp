@@ -30,6 +30,8 @@ struct Ask {
   Result<std::optional<std::string>> text(const char* name) const;
   Result<bool> boolean(const char* name, bool otherwise) const;
   Result<std::vector<std::string>> texts(const char* name) const;
+  /// What a version shall be called; nothing if it is empty. Errors name a label that writers could not give either.
+  Result<std::optional<std::string>> label(const char* name) const;
 };
 /// invalid_argument: no JSON object.
 Result<Ask> parse_ask(const net::HttpQuestion& question);

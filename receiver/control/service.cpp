@@ -63,9 +63,8 @@ Status Service::call(Call call, const UpdateRequest& request, const std::string&
   if (stop_.stop_requested()) return Error(Errc::cancelled, "the control service ends");
   call.stages_in_place = weights_.stages_in_place();
   machine_.observe(weights_.current().has_value());
-  Status done = run(call, request, deadline);
-  if (call.kind == Call::Kind::update && done && !label.empty()) rename(label);
-  return done;
+  DS_TRY(run(call, request, deadline));
+  return label.empty() ? Status() : rename(label);
 }
 
 Status Service::check() {
@@ -147,11 +146,13 @@ std::string Service::busy_with(const std::string& why) const {
   return "busy: " + (busy.empty() ? "another call" : busy) + " goes on, and " + why;
 }
 
-void Service::rename(const std::string& label) {
+Status Service::rename(const std::string& label) {
   const std::optional<Version> live = weights_.current();
+  if (!live) return Error(Errc::version_conflict, "no version is live that could be called " + label);
   const std::lock_guard lock(mutex_);
   label_ = label;
-  labelled_ = live ? std::optional(live->id) : std::nullopt;
+  labelled_ = live->id;
+  return {};
 }
 
 void Service::note(const std::string& busy) {

@@ -52,7 +52,8 @@ class Service {
   /// Beside any call.
   Result<std::uint64_t> abort(std::span<const std::string> ids) { return engine_.abort(ids); }
   /// What the live version is called from now on.
-  void rename(const std::string& label);
+  ///   - Errc::version_conflict: none is.
+  Status rename(const std::string& label);
   Standing standing() const;
 
   /// Calls end as soon as the engine lets them; later ones fail.

@@ -288,6 +288,9 @@ def test_a_request_is_for_a_version(fleets: Callable[..., Fleet]) -> None:
     second = control.admit({"X-Deltasync-Exact-Version": "2"})
     assert second.version.number == 2 and second.cache_salt != first.cache_salt
     assert client.get("/weight_info")["cache_salt"] == second.cache_salt
+    client.post("/update_weight_version", {"new_version": "zwölf"})
+    named = control.admit({"X-Deltasync-Exact-Version": "zwölf"})
+    assert named.version.label == "zwölf" and named.headers == {}
     client.post("/v1/sleep?tags=weight")
     with pytest.raises(errors.VersionConflict, match="no version is live"):
         control.admit()

@@ -104,8 +104,9 @@ class Admission(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """For the answer."""
-        return {"X-Deltasync-Version": self.version.label}
+        """For the answer. Empty if the label is not of ASCII, which headers are."""
+        label = self.version.label
+        return {"X-Deltasync-Version": label} if label.isascii() else {}
 
 
 class RolloutControl:

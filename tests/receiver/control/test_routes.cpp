@@ -283,6 +283,22 @@ TEST_F(Routes, TheCacheSaltIsOfTheVersion) {
   EXPECT_NE(sglang("/model_info")["cache_salt"], first["cache_salt"]);
 }
 
+TEST_F(Routes, AVersionIsNamedIfThereIsOne) {
+  const auto renamed = [&](const std::string& label, unsigned status) {
+    return vllm("/update_weight_version", json({{"new_version", label}}).dump(), status);
+  };
+  renamed("", 400);
+  renamed("one\r\nSet-Cookie: a", 400);
+  renamed(std::string(128, 'a'), 400);
+  sglang("/update_weights_from_disk", R"({"model_path": "/a", "weight_version": "\u0007"})", 400);
+  EXPECT_EQ(notes.take(), std::vector<std::string>());
+  EXPECT_EQ(vllm("/weight_info")["weight_version"], "1");
+  renamed("eins ü", 200);
+  EXPECT_EQ(vllm("/weight_info")["weight_version"], "eins ü");
+  weights.become_void();
+  EXPECT_EQ(renamed("two", 409)["success"], false);
+}
+
 TEST_F(Routes, AnUpdateAfterAVoidOneResetsCaches) {
   weights.void_on_failure = true;
   notes.fail("commit");

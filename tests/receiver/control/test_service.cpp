@@ -39,12 +39,12 @@ TEST_F(ControlService, AVersionIsTakenByItsNumberAndCalledAsTheClientSays) {
 }
 
 TEST_F(ControlService, AClientsNameIsOfItsVersionOnly) {
-  service.rename("one");
+  ASSERT_TRUE(service.rename("one"));
   EXPECT_EQ(service.standing().label, "one");
   notes.fail("reset_caches");  // and then succeeds, so that the new version is live though the call fails
   EXPECT_FALSE(service.call({.kind = Call::Kind::update}));
   EXPECT_EQ(service.standing().label, "2");
-  service.rename("two");
+  ASSERT_TRUE(service.rename("two"));
   ASSERT_TRUE(service.call({.kind = Call::Kind::update}, {.version = "2"}));  // nothing new
   EXPECT_EQ(service.standing().label, "two");
 }
