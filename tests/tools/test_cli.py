@@ -33,6 +33,12 @@ class UsageTest(CliTest):
             with self.subTest(argv=argv):
                 self.cli(*argv, expect=USAGE)
                 self.assertNotEqual(self.err, "")
+        self.cli("nonsense", expect=USAGE)
+        self.assertIn("no command is named nonsense", self.err)
+
+    def test_help_says_what_holds_without_an_option(self):
+        for command in ("publish", "relay", "status", "doctor", "inspect", "trace"):
+            self.assertRegex(self.cli(command, "--help"), r"--deadline-s \S+ in \[[^]]*\]=\d+", command)
 
     def test_an_address_that_is_none_is_a_usage_error(self):
         self.cli("pull", "--from", "nowhere", "--out", self.tmp / "out", expect=USAGE)

@@ -166,9 +166,11 @@ std::function<Status()> setup_diff(CLI::App& app) {
   auto options = std::make_shared<DiffArgs>();  // shared with the callbacks, which CLI11 copies
   app.add_option("A", options->a, "model directory: the older version")->required();
   app.add_option("B", options->b, "model directory: the newer version")->required();
-  app.add_option("--tp", options->tensor_parallel, "cut tensors as for this many ranks")->check(CLI::Range(1, 1024));
-  app.add_option("--threads", options->threads, "threads")->check(CLI::Range(1, 256));
-  app.add_option("--tensors", options->tensors, "how many tensors to list, most changed first");
+  app.add_option("--tp", options->tensor_parallel, "cut tensors as for this many ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--threads", options->threads, "threads")->capture_default_str()->check(CLI::Range(1, 256));
+  app.add_option("--tensors", options->tensors, "how many tensors to list, most changed first")->capture_default_str();
   app.add_option("--save-delta", options->save_delta, "write the delta container to this file")->type_name("FILE");
   app.add_flag("--json", options->json, "one JSON object with everything");
   return [options] { return run_diff(*options); };

@@ -78,7 +78,8 @@ std::function<Status()> setup_doctor(CLI::App& app) {
   for (CLI::Option* option : of_receiver) option->group("A running agent");
   app.add_option("--token-file", options->access.token_file, "file with the shared token")->type_name("FILE");
   add_tls_options(app, options->access.tls);
-  app.add_option("--deadline-s", options->agent.deadline_s, "time for each answer (default 5)")
+  app.add_option("--deadline-s", options->agent.deadline_s, "time for each answer")
+      ->capture_default_str()
       ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--json", options->json, "one JSON object for each check");
   return [options] { return run_doctor(*options); };

@@ -326,8 +326,11 @@ std::function<Status()> setup_inspect(CLI::App& app) {
   app.add_option("--save-layout", options->save_layout, "write the layout's canonical encoding to this file")
       ->type_name("FILE");
   app.add_option("--tp", options->tensor_parallel, "cut the tensors of a model directory as for this many ranks")
+      ->capture_default_str()
       ->check(CLI::Range(1, 1024));
-  app.add_option("--deadline-s", options->deadline_s, "for a live agent")->check(CLI::Range(0.001, 3600.0));
+  app.add_option("--deadline-s", options->deadline_s, "for a live agent")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 3600.0));
   add_tls_options(app, options->tls);
   app.add_flag("--tensors", options->tensors, "list all tensors");
   app.add_flag("--json", options->json, "one JSON object");

@@ -149,7 +149,7 @@ std::function<Status()> setup_plan(CLI::App& app) {
                  "be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false);
-  app.add_option("--seed", options->seed, "says which hosts are slower")->check(not_negative);
+  app.add_option("--seed", options->seed, "says which hosts are slower")->capture_default_str()->check(not_negative);
   app.add_option("--engines", options->engines, "also say when so many engines have the version")->check(one_or_more);
   app.add_flag("--json", options->json, "one JSON object");
   return [options] { return run_plan(*options); };

@@ -194,14 +194,20 @@ std::function<Status()> setup_publish(CLI::App& app) {
       ->type_name("DIR...");
   app.add_option("--agent", options->agent, "the agent's Unix socket")->required()->type_name("SOCKET");
   app.add_option("--tp", options->tensor_parallel, "cut tensors so that this many ranks get whole tiles")
+      ->capture_default_str()
       ->check(CLI::Range(1, 1024));
-  app.add_option("--interval-ms", options->interval_ms, "pause between versions")->check(CLI::Range(0, 86'400'000));
+  app.add_option("--interval-ms", options->interval_ms, "pause between versions")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 86'400'000));
   app.add_option("--label-prefix", options->label_prefix,
                  "label versions PREFIX1, PREFIX2 … (default: directory names)")
       ->type_name("PREFIX");
-  app.add_option("--threads", options->threads, "copy threads; 0 = up to 4")->check(CLI::Range(0, 256));
+  app.add_option("--threads", options->threads, "copy threads; 0 = up to 4")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 256));
   app.add_option("--deadline-s", options->deadline_s,
                  "time for one version, from its start (waiting for the agent included) until it is served")
+      ->capture_default_str()
       ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--step-on-stdin", options->step_on_stdin, "publish one version for each line on stdin");
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");

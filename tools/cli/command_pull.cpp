@@ -223,7 +223,8 @@ std::function<Status()> setup_pull(CLI::App& app) {
                "--out may hold a model of somebody else: versions go beside it")
       ->needs(out);
   app.add_option("--keep-before", options->keep_before,
-                 "how many versions before the newest stay (default 1), for hosts that load them over NFS")
+                 "how many versions before the newest stay, for hosts that load them over NFS")
+      ->capture_default_str()
       ->check(CLI::Range(1, 1000))
       ->needs(out);
   auto* number =

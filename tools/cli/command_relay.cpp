@@ -263,15 +263,19 @@ std::function<Status()> setup_relay(CLI::App& app) {
       ->type_name("FILE");
   add_tls_options(app, options->tls);
   add_transfer_options(app, options->streams, options->cores, options->link_gbps, options->local);
-  app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")->check(CLI::Range(0, 256));
+  app.add_option("--threads", options->threads, "that copy into the segment; 0 = up to 4")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 256));
   app.add_option("--count", options->count, "end after this many versions")->check(one_or_more);
   app.add_option("--end-with", options->end_with, "end as by SIGTERM when the process of this pid has ended")
       ->check(CLI::PositiveNumber)
       ->type_name("PID");
   app.add_option("--deadline-s", options->deadline_s, "time for one version, the wait for it included")
+      ->capture_default_str()
       ->check(CLI::Range(0.001, 864'000.0));
   add_on_older_epoch(app, options->on_older_epoch);
   app.add_option("--guard-s", options->guard_s, "how long a version waits for a free half of the segment")
+      ->capture_default_str()
       ->check(CLI::Range(0.001, 86'400.0));
   add_pages_options(app, options->pages);
   app.add_option("--trace", options->trace, "record a timeline, written to this file at the end")->type_name("FILE");

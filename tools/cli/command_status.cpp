@@ -143,7 +143,8 @@ std::function<Status()> setup_status(CLI::App& app) {
       ->required()
       ->type_name("[https://]HOST:PORT");
   add_tls_options(app, options->tls);
-  app.add_option("--deadline-s", options->deadline_s, "time for the answer (default 10)")
+  app.add_option("--deadline-s", options->deadline_s, "time for the answer")
+      ->capture_default_str()
       ->check(CLI::Range(0.001, 86'400.0));
   app.add_flag("--json", options->json, "the page as it is, on one line");
   return [options] { return run_status(*options); };

@@ -176,7 +176,9 @@ std::function<Status()> setup_trace(CLI::App& app) {
                "a line a stage of one version (this is what happens without -o and --svg)");
   app.add_option("--version", options->version, "number, id or label (default: the newest that was committed)")
       ->type_name("VERSION");
-  app.add_option("--deadline-s", options->deadline_s, "for each agent")->check(CLI::Range(0.001, 3600.0));
+  app.add_option("--deadline-s", options->deadline_s, "for each agent")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 3600.0));
   app.add_flag("--json", options->json, "the summary as one JSON object");
   return [options] { return run_trace(*options); };
 }

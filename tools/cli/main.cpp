@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "agent/program.hpp"
+#include "base/utf8.hpp"
 #include "tools/cli/cli.hpp"
 #include "tools/cli/program.hpp"
 
@@ -30,6 +31,13 @@ constexpr Command kCommands[] = {
 int run(int argc, char** argv) {
   CLI::App app("deltasync: keeps rollout weights identical to a trainer's", "deltasync");
   app.require_subcommand(1);
+  app.failure_message([](const CLI::App* at, const CLI::Error& e) {
+    const std::vector<std::string> unknown = at->remaining();
+    if (at->get_parent() != nullptr || unknown.empty() || !at->get_subcommands().empty()) {
+      return CLI::FailureMessage::simple(at, e);
+    }
+    return "no command is named " + printable(unknown.front()) + "; --help lists them\n";
+  });
   std::function<Status()> chosen;
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);

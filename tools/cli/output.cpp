@@ -87,7 +87,7 @@ void add_tls_options(CLI::App& app, TlsOptions& tls) {
 
 void add_transfer_options(CLI::App& app, unsigned& streams, std::string& cores, double& link_gbps,
                           std::optional<bool>& local) {
-  app.add_option("--streams", streams, "parallel data connections")->check(CLI::Range(1, 64));
+  app.add_option("--streams", streams, "parallel data connections")->capture_default_str()->check(CLI::Range(1, 64));
   app.add_option("--cores", cores, "CPUs to run on, such as 0-7,16 (default: all that it may)")->type_name("LIST");
   app.add_option("--link-gbps", link_gbps,
                  "speed of the link from the agent in gigabits per second: full transfers come packed where that is "
