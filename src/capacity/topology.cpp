@@ -63,11 +63,10 @@ class Table {
   }
 
   Status rate(const char* key, double& value) {
-    std::string found;
-    DS_TRY(text(key, found));
-    if (!table_.contains(key)) return {};
-    auto parsed = parse_rate(found);
-    if (!parsed) return wrong(table_.get(key), std::string(key) + ": " + parsed.error().message());
+    const toml::node* const node = take(key);
+    if (node == nullptr) return {};
+    const auto parsed = parse_rate(node->value<std::string>().value_or("a number without its unit"));
+    if (!parsed) return wrong(node, std::string(key) + ": " + parsed.error().message());
     value = *parsed;
     return {};
   }
@@ -189,13 +188,14 @@ class Reader {
     Group group;
     group.name = kind;
     DS_TRY(table.text("name", group.name));
+    if (group.name.empty()) return table.wrong(table.keys().get("name"), "name: it is empty");
     for (const Group& other : out_.groups) {
       if (other.name != group.name) continue;
       return table.wrong(nullptr, "there are '" + group.name + "' already; give this group a name of its own");
     }
     DS_TRY(read_host(table, group));
     DS_TRY(table.one_of("through", group.through, out_.links, "links"));
-    if (engines) DS_TRY(table.whole("hosts", group.hosts, 1024));
+    if (engines) DS_TRY(table.whole("hosts", group.hosts, std::min(1024.0, std::floor(kHostsMax / group.count))));
     std::map<std::string, double> sources;
     for (std::size_t i = 0; i < out_.groups.size() && !(engines && out_.is_engine(i)); ++i) {
       sources[out_.groups[i].name] = static_cast<double>(i);

@@ -100,7 +100,10 @@ TEST(Topology, AnErrorHasItsLineAndTheRemedy) {
               HasSubstr("t.toml:5: engines: tables are wanted; write [[engines]]"));
   EXPECT_EQ(refusal(small + "link = \"fast\"\n"),
             "t.toml:7: engines: link: 'fast' is no rate; write \"100gbit\", or kbit, mbit, tbit");
-  EXPECT_EQ(refusal(small + "link = 100\n"), "t.toml:7: engines: link: a text is wanted");
+  EXPECT_EQ(refusal(small + "link = 100\n"),
+            "t.toml:7: engines: link: 'a number without its unit' is no rate; write \"100gbit\", or kbit, mbit, tbit");
+  EXPECT_EQ(refusal(small + "name = \"\"\n"), "t.toml:7: engines: name: it is empty");
+  EXPECT_EQ(refusal(small + "count = 20000\nhosts = 64\n"), "t.toml:8: engines: hosts: a number from 1 to 5 is wanted");
   EXPECT_EQ(refusal(small + "count = 0\n"), "t.toml:7: engines: count: a number from 1 to 100000 is wanted");
   EXPECT_EQ(refusal(small + "count = 1.5\n"), "t.toml:7: engines: count: a whole number is wanted");
   EXPECT_EQ(refusal(small + "from = \"relays\"\n"),
