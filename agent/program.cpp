@@ -92,8 +92,8 @@ void add_options(CLI::App& app, Arguments& args, AgentOptions& options) {
       ->capture_default_str();
   app.add_option("--shm-dir", options.core.shm_dir, "where segments live")->capture_default_str();
   app.add_option("--socket", args.socket,
-                 "Unix socket for trainers (default: NAME.sock in XDG_RUNTIME_DIR/deltasync or "
-                 "/tmp/deltasync-UID)");
+                 "Unix socket for trainers (default: NAME.sock in XDG_RUNTIME_DIR/deltasync, else "
+                 "/run/user/UID/deltasync, else /tmp/deltasync-UID)");
   app.add_option("--listen", args.listen, "HOST:PORT for receivers; port 0 takes a free one")->capture_default_str();
   app.add_option("--http", args.http, "HOST:PORT of the status pages, or off")->capture_default_str();
   app.add_flag("--http-allow-remote", args.http_allow_remote,

@@ -116,7 +116,7 @@ std::string exit_code_help() {
          "  8  a file or directory is not there, or one is in the way\n"
          "  9  unsupported by this build\n"
          " 10  any other error\n"
-         "128+N  pull: ended by signal N\n";
+         "128+N  pull, relay: ended by signal N\n";
 }
 
 Status print_line(std::string_view line) {

@@ -172,10 +172,14 @@ void bind_layout(nb::module_& module) {
                      "Which HF tensors a model has, in which order, and where each lies. Immutable; a sequence of "
                      "Tensor.")
       .def_static(
-          "build", [](std::vector<TensorSpec> specs) { return unwrap(Layout::build(std::move(specs))); }, "specs"_a)
+          "build", [](std::vector<TensorSpec> specs) { return unwrap(Layout::build(std::move(specs))); }, "specs"_a,
+          "Of tensors in this order. InvalidArgument names the tensor that is wrong, or there twice.")
       .def_static(
-          "decode", [](const nb::bytes& encoded) { return unwrap(Layout::decode(span_of(encoded))); }, "encoded"_a)
-      .def("encode", [](const Layout& layout) { return to_bytes(layout.encode()); })
+          "decode", [](const nb::bytes& encoded) { return unwrap(Layout::decode(span_of(encoded))); }, "encoded"_a,
+          "What encode() gave. CorruptData.")
+      .def(
+          "encode", [](const Layout& layout) { return to_bytes(layout.encode()); },
+          "Its canonical bytes: equal layouts have equal ones.")
       .def_prop_ro(
           "digest", [](const Layout& layout) { return to_string(layout.digest()); }, "32 hex digits.")
       .def_prop_ro("half_bytes", &Layout::half_bytes, "Bytes of a whole version, padding included.")
@@ -209,8 +213,9 @@ void bind_layout(nb::module_& module) {
           [](const nb::bytes& encoded, const Layout& layout) {
             return unwrap(Sidecar::decode(span_of(encoded), layout));
           },
-          "encoded"_a, "layout"_a)
-      .def("encode", [](const Sidecar& sidecar) { return to_bytes(sidecar.encode()); })
+          "encoded"_a, "layout"_a, "What encode() gave, of a sidecar of this layout. CorruptData.")
+      .def(
+          "encode", [](const Sidecar& sidecar) { return to_bytes(sidecar.encode()); }, "As bytes, for decode().")
       .def_prop_ro(
           "others",
           [](const Sidecar& sidecar) {

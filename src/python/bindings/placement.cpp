@@ -88,7 +88,10 @@ void bind_placement(nb::module_& module) {
             auto built = unwrap(released([&] { return Placement::build(std::move(layout), plan); }));
             return std::const_pointer_cast<Placement>(built);
           },
-          "layout"_a, "plan"_a)
+          "layout"_a, "plan"_a,
+          "The plan for this layout. NotFound, OutOfRange (no such tensor or rectangle), InvalidArgument (memories "
+          "that "
+          "overlap, other dtypes or strides), CoverageError (what has no place, or two).")
       .def_prop_ro(
           "devices",
           [](const Placement& placement) {
