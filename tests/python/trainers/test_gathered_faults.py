@@ -125,8 +125,8 @@ def test_a_rank_that_does_nothing_ends_the_others_at_the_deadline(fake: Fake, tm
     (kind, message, took), (after, refused, at_once) = results[0]
     assert kind == "DeadlinePassed"
     assert "rank 0 waited 2.0 s for the other ranks' next bucket" in message
-    assert took < 5
-    assert after == "Aborted" and "waited in vain" in refused and at_once < 1
+    assert took < SOON_S
+    assert after == "Aborted" and "waited in vain" in refused and at_once < 2
 
 
 def test_what_the_trainer_sends_pairs_with_nothing_of_an_export(fake: Fake, tmp_path: Path) -> None:
