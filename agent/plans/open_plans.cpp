@@ -20,10 +20,9 @@ Result<std::uint64_t> OpenPlans::open(OpenPlan made, const Asker& asker, ServedP
   plan->expires_at = plan->opened_at + parts_.options.plan_limit;
   const std::lock_guard lock(mutex_);
   if (closed_) return Error(Errc::connection, "the agent is shutting down");
-  const auto open = std::count_if(plans_.begin(), plans_.end(), [&](const auto& entry) {
-    return entry.second->connection == asker.connection && entry.first != replaced;
-  });
-  if (static_cast<std::size_t>(open) >= parts_.options.plans_per_connection_max) {
+  const std::size_t open =
+      plans_of_locked(asker.connection).size() - by_connection_.count({asker.connection, replaced});
+  if (open >= parts_.options.plans_per_connection_max) {
     return Error(Errc::invalid_argument,
                  "this connection holds " + std::to_string(open) + " plans already; release one before the next");
   }
@@ -31,6 +30,7 @@ Result<std::uint64_t> OpenPlans::open(OpenPlan made, const Asker& asker, ServedP
   while (plan->id == 0 || plans_.count(plan->id) != 0);
   plans_.emplace(plan->id, plan);  // first: what has begun for it ends with it, also if memory is short from here on
   try {
+    by_connection_.emplace(plan->connection, plan->id);
     plan->hold = holds_.begin({});
     if (served) {
       const LeaseBudgets::Time time = parts_.revoker.time_of(asker.host);
@@ -71,9 +71,18 @@ void OpenPlans::release(std::uint64_t id, std::uint64_t connection) {
   end_locked(id);
 }
 
+std::vector<std::uint64_t> OpenPlans::plans_of_locked(std::uint64_t connection) const {
+  std::vector<std::uint64_t> ids;
+  for (auto it = by_connection_.lower_bound({connection, 0}); it != by_connection_.end() && it->first == connection;
+       ++it) {
+    ids.push_back(it->second);
+  }
+  return ids;
+}
+
 void OpenPlans::connection_closed(std::uint64_t connection) {
   const std::lock_guard lock(mutex_);
-  end_if_locked([&](const OpenPlan& plan) { return plan.connection == connection; });
+  for (const std::uint64_t id : plans_of_locked(connection)) end_locked(id);
 }
 
 void OpenPlans::end_all() {
@@ -123,6 +132,7 @@ void OpenPlans::end_locked(std::uint64_t id) {
   if (found == plans_.end()) return;
   if (found->second->lease) parts_.leases.end(*found->second->lease);
   if (found->second->hold) holds_.end(*found->second->hold);
+  by_connection_.erase({found->second->connection, id});
   parts_.reclaimer->retire(std::move(found->second));  // with deltas that have left the ring
   plans_.erase(found);
 }

@@ -14,7 +14,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/derive/delta_builder.hpp"
@@ -78,6 +80,7 @@ class OpenPlans {
   std::vector<Info> list() const;
 
  private:
+  std::vector<std::uint64_t> plans_of_locked(std::uint64_t connection) const;
   void end_locked(std::uint64_t id);
   template <class Ended>
   std::size_t end_if_locked(const Ended& ended);
@@ -86,7 +89,8 @@ class OpenPlans {
   const PlanParts parts_;
   LeaseTable holds_{[] {}};  // one for each plan, on no half
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, OpenPlanPtr> plans_;  // protected by mutex_, as the next two
+  std::map<std::uint64_t, OpenPlanPtr> plans_;                       // protected by mutex_, as the next three
+  std::set<std::pair<std::uint64_t, std::uint64_t>> by_connection_;  // (connection, plan) of each
   ServedPackedFrameCache packed_frames_;
   bool closed_ = false;
   const Changes::Listener listener_;
