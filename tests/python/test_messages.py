@@ -192,6 +192,7 @@ def mistakes(
         "ignore=5": lambda: deltasync.Receiver(own.endpoint, ignore=5),  # type: ignore[arg-type]
         "engine_streams=5": lambda: deltasync.Receiver(own.endpoint, engine_streams=5),  # type: ignore[arg-type]
         "engine_streams={0: 'x'}": lambda: deltasync.Receiver(own.endpoint, engine_streams={0: "x"}),
+        "engine_streams={0: 2}": lambda: deltasync.Receiver(own.endpoint, engine_streams={0: 2}),
         "a background pull of what is held": lambda: waits_for_more(own.endpoint),
         "a state dict as module": lambda: deltasync.Receiver(own.endpoint, module=weights()),
     }

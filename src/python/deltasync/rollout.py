@@ -459,10 +459,14 @@ class Receiver:
         return self._bound.kept.memory
 
 
+#: cudaStreamPerThread. A commit runs in threads of deltasync, whose stream that would be.
+_PER_THREAD = 2
+
+
 def _addresses(streams: Mapping[int, Any]) -> dict[int, list[int]]:
     """Of the streams, by the ordinals of their devices. InvalidArgument."""
     _checks.of_type("engine_streams", streams, Mapping, "mapping of devices to streams, such as {0: stream}")
-    return {
+    addresses = {
         _checks.whole("engine_streams: device", device): [
             _checks.whole(
                 f"engine_streams: stream of device {device}", getattr(stream, "cuda_stream", stream), most=2**64 - 1
@@ -471,6 +475,13 @@ def _addresses(streams: Mapping[int, Any]) -> dict[int, list[int]]:
         ]
         for device, of_device in streams.items()
     }
+    for device, of_device in addresses.items():
+        if _PER_THREAD in of_device:
+            raise InvalidArgument(
+                f"engine_streams: {_PER_THREAD}, of device {device}, is another stream in each thread",
+                "let the engine compute on a stream that it makes, and give that one",
+            )
+    return addresses
 
 
 def _tiles(wrong: Iterable[tuple[int, str, str] | int]) -> list[int]:
