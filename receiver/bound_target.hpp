@@ -75,6 +75,8 @@ class BoundTarget : public Receiver {
   /// For the caller of pull(): the last one, while it lives and no later pull has begun.
   std::unique_ptr<StagedUpdate> stage(Prepared prepared);
   void close_staged();
+  /// What a staged full update leads to, which is given up as such: its tiles stay. Nothing: none is staged.
+  std::optional<TargetState> take_staged_full();
   /// The target has lost its version: what is staged leads nowhere, and what a pull holds may be gone with it.
   void forget_unfinished();
   /// What is staged or half pulled is given up.

@@ -181,6 +181,10 @@ void ReceiverImpl::discard_full() {
   partial_ = PartialUpdate();
 }
 
+void ReceiverImpl::unstage() {
+  if (auto staged = take_staged_full()) partial_.digests = std::move(staged->digests);
+}
+
 Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
   return {peer_,     options_, *layout_,      sidecar_,   batches_,
           tiles_,    control_, streams_,      pool_,      link_,
@@ -202,10 +206,10 @@ Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const
   progress_.end();
   if (!prepared) {
     // Verified tiles wait for the next pull, in staging memory too: else a link too slow for one deadline would begin
-    // from nothing each time.
+    // from nothing each time. A version that is gone meanwhile leads to the one that the next pull asks for.
     const Errc code = prepared.error().code();
-    const bool later =
-        code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked || code == Errc::cancelled;
+    const bool later = code == Errc::timed_out || code == Errc::connection || code == Errc::lease_revoked ||
+                       code == Errc::cancelled || code == Errc::gone;
     if (!later) discard_full();
     if (!pull.ended_early()) note_standing(&prepared.error());
     return std::move(prepared).error();

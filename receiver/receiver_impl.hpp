@@ -32,6 +32,8 @@ class ReceiverImpl final : public BoundTarget {
   Result<RepairReport> repair(std::span<const std::uint64_t> tiles, const CallOptions& call = {}) override;
 
   // For a receiver of parts, which has one of these for each member.
+  /// A full update that is staged is one that was pulled in part again: the next pull goes on from its tiles.
+  void unstage();
   using BoundTarget::bind_tiles;
   using BoundTarget::drop_unfinished;
   /// Tells the agent, too.

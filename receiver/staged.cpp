@@ -36,6 +36,12 @@ void BoundTarget::close_staged() {
   staged_ = nullptr;
 }
 
+std::optional<TargetState> BoundTarget::take_staged_full() {
+  if (staged_ == nullptr || !staged_->is_staged() || staged_->report().mode != PullMode::full) return std::nullopt;
+  staged_->phase_ = StagedImpl::Phase::dropped;
+  return std::move(staged_->prepared_.state);
+}
+
 void BoundTarget::forget_unfinished() {
   if (staged_ != nullptr) staged_->drop();
   discard_full();

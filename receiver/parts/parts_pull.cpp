@@ -80,7 +80,7 @@ Result<std::unique_ptr<StagedUpdate>> PartsReceiver::pull(const Want& want, cons
   const OnTarget on_target(*target_, until);
   last_.reset();
   auto prepared = run(want, until);
-  for (Member& member : members_) member.staged.reset();  // what was gathered is in `prepared`
+  for (Member& member : members_) unstage(member);  // what was gathered is in `prepared`
   if (!prepared) {
     const Error& why = prepared.error();
     const Errc code = why.code();
@@ -90,6 +90,12 @@ Result<std::unique_ptr<StagedUpdate>> PartsReceiver::pull(const Want& want, cons
   }
   if (prepared->report.mode == PullMode::up_to_date) note_standing(nullptr);
   return stage(std::move(*prepared));
+}
+
+void PartsReceiver::unstage(Member& member) {
+  if (member.staged == nullptr) return;
+  member.receiver->unstage();
+  member.staged.reset();
 }
 
 /// Deltas from all, if all can; else full updates from all.
@@ -113,7 +119,7 @@ Result<Prepared> PartsReceiver::run_once(const Want& want, bool full, const Call
   DS_TRY(look_at_members(until));
   members_changed_ = false;
   for (Member* member : needed()) {
-    member->staged.reset();
+    unstage(*member);
     member->target->look_at_committed();
   }
   const bool named = want.number || !want.label.empty();
@@ -170,7 +176,7 @@ Status PartsReceiver::fetch(const std::vector<Member*>& whom, const VersionId& v
   at_once(whom.size(), until, [&](std::size_t i, const CallContext& each) {
     Member& member = *whom[i];
     if (member.staged != nullptr && member.staged->report().version.id == version) return true;
-    member.staged.reset();
+    unstage(member);
     auto staged = member.receiver->pull(exactly, each);
     if (!staged) {
       refusals[i] = std::move(staged).error();

@@ -86,6 +86,8 @@ class PartsReceiver final : public BoundTarget {
   Status connect_missing(const CallContext& until);
   Result<std::vector<std::vector<wire::TileRange>>> divide_tiles(const TileSet& wanted) const;
   Status share_out(const CallContext& until);
+  /// It brings another version instead.
+  static void unstage(Member& member);
   /// Members that do not answer are left out where others have their tiles, until they do.
   Status look_at_members(const CallContext& until);
   void leave_out(Member& member, const Error& why);

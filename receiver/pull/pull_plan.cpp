@@ -298,7 +298,7 @@ Result<wire::PlanReply> Pull::plan() {
     } else if (answer.refused) {
       // The agent's own patience ended before ours, or it has nothing to serve yet.
       const Errc code = answer.refused->code();
-      if (code == Errc::gone && question.partial != 0) {
+      if (code == Errc::gone && question.partial != 0 && s_.target.committed() != nullptr) {
         // What is wanted cannot be reached by finishing what we hold a part of; perhaps from the committed version.
         s_.target.discard_full();
         s_.partial = PartialUpdate();

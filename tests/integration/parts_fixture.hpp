@@ -31,6 +31,7 @@ class PartsTest : public ::testing::Test {
 
   struct Node {
     test::HeldPort port;
+    std::string endpoint = port.endpoint();  ///< as the members know it
     test::TempDir dir;
     std::vector<TensorSlice> held;  ///< of the whole layout
     LayoutPtr layout;
@@ -82,25 +83,30 @@ class PartsTest : public ::testing::Test {
   void start() {
     for (const auto& node : nodes_) ASSERT_TRUE(add_cuts(specs_, node->held).ok());
     model_ = test::make_model(7, specs_);
-    std::vector<std::pair<std::string, std::string>> members;
-    for (std::size_t n = 0; n < nodes_.size(); ++n) {
-      members.emplace_back("node" + std::to_string(n), nodes_[n]->port.endpoint());
+    make_parts();
+    for (const auto& node : nodes_) {
+      start_agent(*node);
+      attach(*node);
     }
+  }
+
+  void make_parts() {
+    std::vector<std::pair<std::string, std::string>> members;
+    for (const auto& node : nodes_) members.emplace_back("node" + std::to_string(members.size()), node->endpoint);
     for (std::uint32_t n = 0; n < nodes_.size(); ++n) {
       Node& node = *nodes_[n];
       auto part = make_part(model_.layout, make_sidecar(*model_.layout), node.held, members, n);
       ASSERT_TRUE(part.ok()) << part.error().to_string();
       std::tie(node.layout, node.sidecar) = *std::move(part);
-      start_agent(node);
-      attach(node);
     }
   }
 
-  static void start_agent(Node& node) {
+  void start_agent(Node& node) const {
     agent::AgentOptions options;
     options.core.name = "part";
     options.core.shm_dir = node.dir.path();
     options.core.ring_bytes_max = std::uint64_t{64} << 20;
+    options.core.lease_grace = lease_grace_;
     options.trainer.socket_path = (node.dir.path() / "agent.sock").string();
     options.pull.listen = {"127.0.0.1", node.port.number()};
     auto agent = agent::Agent::start(options);
@@ -160,7 +166,7 @@ class PartsTest : public ::testing::Test {
 
   ReceiverOptions options() const {
     ReceiverOptions options;
-    options.endpoint = nodes_.front()->port.endpoint();
+    options.endpoint = nodes_.front()->endpoint;
     options.threads = 2;
     return options;
   }
@@ -202,6 +208,7 @@ class PartsTest : public ::testing::Test {
     }
   }
 
+  std::chrono::milliseconds lease_grace_{1'000};
   std::vector<TensorSpec> specs_;
   test::TestModel model_;
   std::vector<std::unique_ptr<Node>> nodes_;

@@ -1,11 +1,14 @@
 // One version from several trainer nodes: bit for bit what one node would serve, or nothing.
 #include <gmock/gmock-matchers.h>
 
+#include <atomic>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "deltasync/target.hpp"
 #include "tests/integration/parts_fixture.hpp"
+#include "tests/support/rationed_link.hpp"
 
 namespace deltasync::integration {
 namespace {
@@ -286,6 +289,44 @@ TEST_F(PartsTest, AnyMemberNamesTheOthers) {
   nodes_[1]->writer.reset();
   nodes_[1]->agent.reset();
   EXPECT_THAT(status->lag(limit()).last_error, HasSubstr("member node1"));
+}
+
+/// Each time the halves are reclaimed, what has come is kept and brought forward, on all members.
+TEST_F(PartsTest, AFirstPullThatIsSlowerThanTheStepsEnds) {
+  specs_ = {{.name = "rows", .dtype = Dtype::bf16, .shape = {8192, 1024}}};
+  lease_grace_ = std::chrono::milliseconds(300);
+  divide(2);
+  constexpr std::size_t kRation = 512u << 10;  // a step's worth: each part takes sixteen
+  std::vector<std::unique_ptr<test::RationedLink>> links;
+  for (const auto& node : nodes_) {
+    links.push_back(std::make_unique<test::RationedLink>(node->port.number()));
+    links.back()->grant(kRation);
+    node->endpoint = links.back()->endpoint();
+  }
+  start();
+  next_version();
+  ReceiverOptions slow = options();
+  slow.local = false;  // the links are what is slow
+  auto receiver = Receiver::connect(slow, {.deadline = limit().at()});
+  ASSERT_TRUE(receiver.ok()) << receiver.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()}).ok());
+  std::atomic<bool> stop{false};
+  std::thread trainer([&] {
+    while (!stop) {
+      next_version(nullptr, 0.0005);
+      for (const auto& link : links) link->grant(kRation);
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // or what nobody asks for adds up
+    }
+  });
+  auto staged = (*receiver)->pull({}, {.deadline = soon(240'000).at()});
+  stop = true;
+  trainer.join();
+  for (const auto& link : links) link->grant(std::size_t{1} << 40);
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  const std::uint64_t number = (*staged)->report().version.id.number;
+  EXPECT_GT(number, 5u) << "no lease was revoked: the test did not test";
+  expect_holds(**receiver, number);
 }
 
 }  // namespace
