@@ -136,24 +136,31 @@ Result<std::unique_ptr<ReceiverImpl>> ReceiverImpl::connect(ReceiverOptions opti
   const auto stopping = made->control_.stop_by(until.stop());
   DS_TRY(until.check("connecting").with_context("agent at " + made->peer_.endpoint()));
   DS_TRY(made->control_.connect(until.deadline()));
-  DS_TRY(made->fetch_layout(until).with_context("agent at " + made->peer_.endpoint()));
+  DS_ASSIGN(wire::UnpackedLayout unpacked,
+            made->fetch_layout(until).with_context("agent at " + made->peer_.endpoint()));
+  made->layout_ = unpacked.layout;
+  made->sidecar_ = wire::take_sidecar(std::move(unpacked));
+  made->batches_ = delta::make_batches(*made->layout_);
   return made;
 }
 
-Status ReceiverImpl::fetch_layout(const CallContext& until) {
+Result<Sidecar> ReceiverImpl::sidecar_now(const CallContext& until) {
+  const auto stopping = control_.stop_by(until.stop());
+  DS_ASSIGN(wire::UnpackedLayout now, fetch_layout(until));
+  if (now.layout->digest() != layout_->digest()) {
+    return Error(Errc::layout_mismatch, "the agent serves another layout");
+  }
+  return wire::take_sidecar(std::move(now));
+}
+
+Result<wire::UnpackedLayout> ReceiverImpl::fetch_layout(const CallContext& until) {
   const Deadline deadline = until.deadline();
   Backoff backoff(peer_.tuning);
   std::uint32_t spoiled = 0;
   std::optional<Error> last_spoiled;
   for (;;) {
     auto answer = control_.layout(deadline);
-    if (answer.value) {
-      DS_ASSIGN(wire::UnpackedLayout unpacked, wire::unpack_layout(*answer.value));
-      layout_ = unpacked.layout;
-      sidecar_ = wire::take_sidecar(std::move(unpacked));
-      batches_ = delta::make_batches(*layout_);
-      return {};
-    }
+    if (answer.value) return wire::unpack_layout(*answer.value);
     const Error& why = answer.refused ? *answer.refused : *answer.broken;
     const bool comes_yet = why.code() == Errc::not_found || why.code() == Errc::timed_out;
     if (answer.refused && !comes_yet) return why;

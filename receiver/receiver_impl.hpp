@@ -11,6 +11,7 @@
 #include "base/thread_pool.hpp"
 #include "deltasync/receiver.hpp"
 #include "deltasync/target.hpp"
+#include "format/packed_layout.hpp"
 #include "receiver/bound_target.hpp"
 #include "receiver/pull/pull.hpp"
 #include "receiver/standing.hpp"
@@ -38,6 +39,9 @@ class ReceiverImpl final : public BoundTarget {
   using BoundTarget::drop_unfinished;
   /// Tells the agent, too.
   void note_standing(const Error* failure) override;
+  /// What the agent serves now: with another one than sidecar() it may be another trainer's. layout_mismatch: it serves
+  /// another layout.
+  Result<Sidecar> sidecar_now(const CallContext& until);
   /// Connected to its agent, after as many attempts as there is time for.
   Status is_there(const CallContext& until);
   /// The version that pull() would bring now; nothing is transferred.
@@ -52,7 +56,7 @@ class ReceiverImpl final : public BoundTarget {
  private:
   ReceiverImpl(ReceiverOptions options, const CpuList& cores, Peer peer);
 
-  Status fetch_layout(const CallContext& until);
+  Result<wire::UnpackedLayout> fetch_layout(const CallContext& until);
   Status target_bound(const CallContext& /*until*/) override {
     scrubs_ = 0;
     return {};

@@ -35,12 +35,12 @@ std::vector<PartsReceiver::Member*> PartsReceiver::needed() {
   return list;
 }
 
-/// Checks that it is of the same job, and the one that it should be.
-Status PartsReceiver::take_member(Member& member, std::size_t number, std::unique_ptr<ReceiverImpl> receiver) {
-  if (receiver->sidecar().part.empty()) {
+/// Of the same job, and the one that it should be.
+Result<Part> PartsReceiver::part_of(std::size_t number, const Sidecar& sidecar, const Layout& layout) const {
+  if (sidecar.part.empty()) {
     return Error(Errc::layout_mismatch, "its agent serves a whole model, no part of one");
   }
-  DS_ASSIGN(const Part part, decode_part(receiver->sidecar().part, *receiver->layout()));
+  DS_ASSIGN(Part part, decode_part(sidecar.part, layout));
   if (part.whole->digest() != part_.whole->digest()) {
     return Error(Errc::layout_mismatch, "its agent serves a part of layout " + to_string(part.whole->digest()) +
                                             ", the others parts of " + to_string(part_.whole->digest()));
@@ -53,6 +53,11 @@ Status PartsReceiver::take_member(Member& member, std::size_t number, std::uniqu
     return Error(Errc::layout_mismatch, "its agent is that of member " + part.members[part.self].name + " of " +
                                             std::to_string(part.members.size()) + ", of another job");
   }
+  return part;
+}
+
+Status PartsReceiver::take_member(Member& member, std::size_t number, std::unique_ptr<ReceiverImpl> receiver) {
+  DS_ASSIGN(const Part part, part_of(number, receiver->sidecar(), *receiver->layout()));
   DS_ASSIGN(PartMap map, PartMap::build(receiver->layout(), part));
   member.map = std::make_unique<PartMap>(std::move(map));
   member.receiver = std::move(receiver);

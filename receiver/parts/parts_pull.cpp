@@ -146,11 +146,28 @@ Result<Prepared> PartsReceiver::run_once(const Want& want, bool full, const Call
 
 // ---- which version -------------------------------------------------------------------------------------------------
 
+/// A trainer that was started again may run on other nodes, while the agents of those before serve what they had.
+Result<Version> PartsReceiver::ask_one(Member& member, const Want& want, const CallContext& until) const {
+  DS_ASSIGN(Version version, member.receiver->target_version(want, until));
+  if (version.id.epoch == member.epoch) return version;
+  DS_ASSIGN(const Sidecar now, member.receiver->sidecar_now(until));
+  if (now.part != member.receiver->sidecar().part) {
+    const auto number = static_cast<std::size_t>(&member - members_.data());
+    const auto part = part_of(number, now, *member.receiver->layout());
+    if (!part) {
+      return Error(Errc::layout_mismatch,
+                   "the trainer has other nodes than before (" + part.error().message() + "): connect again");
+    }
+  }
+  member.epoch = version.id.epoch;
+  return version;
+}
+
 Status PartsReceiver::ask(const std::vector<Member*>& whom, const Want& want, const CallContext& until,
                           std::vector<std::optional<Version>>& answers) {
   std::vector<Status> results(whom.size());
   at_once(whom.size(), until, [&](std::size_t i, const CallContext& each) {
-    auto version = whom[i]->receiver->target_version(want, each);
+    auto version = ask_one(*whom[i], want, each);
     if (version) {
       answers[i] = std::move(*version);
     } else {

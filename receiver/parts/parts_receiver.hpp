@@ -72,6 +72,7 @@ class PartsReceiver final : public BoundTarget {
     std::unique_ptr<ReceiverImpl> receiver;
     PartTarget* target = nullptr;            ///< bound there; null: nothing is asked from it
     bool replaceable = false;                ///< others have all that is asked from it
+    std::uint64_t epoch = 0;                 ///< of the trainer that is known to have the members that there are here
     std::unique_ptr<StagedUpdate> staged{};  ///< what it has brought in this pull
     Digest128 staged_root{};
     std::optional<Error> away{};  ///< why it is left out
@@ -83,6 +84,7 @@ class PartsReceiver final : public BoundTarget {
   // members (parts_members.cpp)
   Status connect_member(Member& member, std::size_t number, const CallContext& until);
   Status take_member(Member& member, std::size_t number, std::unique_ptr<ReceiverImpl> receiver);
+  Result<Part> part_of(std::size_t number, const Sidecar& sidecar, const Layout& layout) const;
   Status connect_missing(const CallContext& until);
   Result<std::vector<std::vector<wire::TileRange>>> divide_tiles(const TileSet& wanted) const;
   Status share_out(const CallContext& until);
@@ -100,6 +102,7 @@ class PartsReceiver final : public BoundTarget {
   Result<Prepared> run_once(const Want& want, bool full, const CallContext& until);
   Result<Version> agree(const Want& want, bool full, const CallContext& until);
   Result<Version> agree_on_named(const Want& want, const CallContext& until);
+  Result<Version> ask_one(Member& member, const Want& want, const CallContext& until) const;
   Status ask(const std::vector<Member*>& whom, const Want& want, const CallContext& until,
              std::vector<std::optional<Version>>& answers);
   Status fetch(const std::vector<Member*>& whom, const VersionId& version, const Want& want, const CallContext& until,

@@ -329,5 +329,33 @@ TEST_F(PartsTest, AFirstPullThatIsSlowerThanTheStepsEnds) {
   expect_holds(**receiver, number);
 }
 
+/// The agent of a node that is not in the job any more serves on what it had: without a word, that would be the newest
+/// version which all of them have.
+TEST_F(PartsTest, ATrainerThatGoesOnOnOtherNodesIsNoticed) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  const std::unique_ptr<Node> left = std::move(nodes_[1]);
+  nodes_[1] = std::make_unique<Node>();
+  nodes_[1]->held = left->held;
+  make_parts();
+  nodes_[0]->writer.reset();
+  attach(*nodes_[0]);
+  start_agent(*nodes_[1]);
+  attach(*nodes_[1]);
+  epoch_ = make_epoch(epoch_);
+  number_ = 0;
+  next_version();
+  const auto none = receiver->pull({}, {.deadline = limit().at()});
+  ASSERT_FALSE(none.ok()) << to_string((*none)->report().version) << " is old";
+  EXPECT_EQ(none.error().code(), Errc::layout_mismatch);
+  EXPECT_THAT(none.error().message(), HasSubstr("connect again"));
+  const auto again = bound();
+  pull(*again);
+  expect_holds(*again, 1);
+}
+
 }  // namespace
 }  // namespace deltasync::integration
