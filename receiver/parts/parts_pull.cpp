@@ -22,6 +22,11 @@ bool may_pass(Errc code) {
          code == Errc::lease_revoked || code == Errc::peer_died || code == Errc::corrupt;
 }
 
+/// An answer of a member may be had later.
+bool comes_yet(Errc code) {
+  return code == Errc::timed_out || code == Errc::connection;
+}
+
 /// The frames of several chains from one base to one version, whose tiles are disjoint, as one chain: the longest, with
 /// the last steps of the others beside its last ones.
 void join_chain(std::vector<StagedStep>& all, std::vector<StagedStep> more) {
@@ -146,6 +151,28 @@ Result<Prepared> PartsReceiver::run_once(const Want& want, bool full, const Call
 
 // ---- which version -------------------------------------------------------------------------------------------------
 
+namespace {
+
+/// When the time is over: what the last refusal was.
+Status check_time(const CallContext& until, const std::optional<Deadline>& wait_by, const std::optional<Error>& last) {
+  const bool waited_enough = wait_by && wait_by->passed();
+  Status more = waited_enough ? Status(Error(Errc::timed_out, "no version that all members have came in time"))
+                              : until.check("waiting for a version that all members have");
+  if (more.ok() || !last) return more;
+  return Error(more.error().code(), more.error().message() + " (" + last->to_string() + ")");
+}
+
+std::optional<Deadline> wait_limit(const Want& want) {
+  if (!want.wait_max) return std::nullopt;
+  return Deadline::after(*want.wait_max);
+}
+
+Error members_are_others() {
+  return {Errc::lease_revoked, "the members that are asked have changed"};
+}
+
+}  // namespace
+
 /// A trainer that was started again may run on other nodes, while the agents of those before serve what they had.
 Result<Version> PartsReceiver::ask_one(Member& member, const Want& want, const CallContext& until) const {
   DS_ASSIGN(Version version, member.receiver->target_version(want, until));
@@ -163,26 +190,39 @@ Result<Version> PartsReceiver::ask_one(Member& member, const Want& want, const C
   return version;
 }
 
-Status PartsReceiver::ask(const std::vector<Member*>& whom, const Want& want, const CallContext& until,
-                          std::vector<std::optional<Version>>& answers) {
-  std::vector<Status> results(whom.size());
-  at_once(whom.size(), until, [&](std::size_t i, const CallContext& each) {
-    auto version = ask_one(*whom[i], want, each);
-    if (version) {
-      answers[i] = std::move(*version);
-    } else {
-      results[i] = std::move(version).error();
-    }
-    return results[i].ok();
-  });
-  // One that failed stops the others, which say `cancelled` then.
-  for (const bool first : {true, false}) {
+/// Until all have answered. One that others can replace is not waited for while it is away.
+Result<std::vector<Version>> PartsReceiver::ask(const std::vector<Member*>& whom, Want want,
+                                                const std::optional<Deadline>& wait_by, const CallContext& until) {
+  std::vector<Version> answers(whom.size());
+  for (;;) {
+    want.wait_max = wait_by ? std::min(tuning_.wait_slice, wait_by->remaining_ms()) : tuning_.wait_slice;
+    std::vector<Status> results(whom.size());
+    at_once(whom.size(), until, [&](std::size_t i, const CallContext& each) {
+      auto version = ask_one(*whom[i], want, each);
+      if (version) {
+        answers[i] = std::move(*version);
+      } else {
+        results[i] = std::move(version).error();
+      }
+      return results[i].ok() || comes_yet(results[i].error().code());
+    });
+    std::optional<std::size_t> late;
+    std::optional<std::size_t> failed;
     for (std::size_t i = 0; i < whom.size(); ++i) {
-      if (results[i].ok() || (first && results[i].error().code() == Errc::cancelled)) continue;
-      return about(*whom[i], std::move(results[i]).error());
+      if (results[i].ok()) continue;
+      if (comes_yet(results[i].error().code())) {
+        late = i;
+      } else if (!failed || results[*failed].error().code() == Errc::cancelled) {
+        failed = i;  // it stops the others, which say `cancelled` then
+      }
     }
+    if (failed) return about(*whom[*failed], std::move(results[*failed]).error());
+    if (!late) return answers;
+    last_ = about(*whom[*late], std::move(results[*late]).error());
+    DS_TRY(check_time(until, wait_by, last_));
+    DS_TRY(look_at_members(until));
+    if (members_changed_) return members_are_others();
   }
-  return {};
 }
 
 /// All of these that have not staged the version yet pull it. What may pass is in `refusals`.
@@ -214,24 +254,6 @@ Status PartsReceiver::fetch(const std::vector<Member*>& whom, const VersionId& v
   return {};
 }
 
-namespace {
-
-/// When the time is over: what the last refusal was.
-Status check_time(const CallContext& until, const std::optional<Deadline>& wait_by, const std::optional<Error>& last) {
-  const bool waited_enough = wait_by && wait_by->passed();
-  Status more = waited_enough ? Status(Error(Errc::timed_out, "no version that all members have came in time"))
-                              : until.check("waiting for a version that all members have");
-  if (more.ok() || !last) return more;
-  return Error(more.error().code(), more.error().message() + " (" + last->to_string() + ")");
-}
-
-std::optional<Deadline> wait_limit(const Want& want) {
-  if (!want.wait_max) return std::nullopt;
-  return Deadline::after(*want.wait_max);
-}
-
-}  // namespace
-
 Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallContext& until) {
   const TargetState* const committed = target_->committed();
   const auto wait_by = wait_limit(want);
@@ -241,24 +263,15 @@ Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallCont
   wanted.older_epoch = options_.on_older_epoch == OlderEpoch::follow;
   const std::vector<Member*> all = needed();
   Agreement agreement(all.size(), wanted);
-  std::vector<Version> named(all.size());
   Backoff backoff(tuning_);
   for (;;) {
     switch (agreement.step()) {
       case Agreement::Step::ask: {
-        std::vector<Member*> whom;
-        std::vector<std::size_t> numbers;
+        DS_ASSIGN(const std::vector<Version> newest, ask(all, {.newer = want.newer}, wait_by, until));
         for (std::size_t i = 0; i < all.size(); ++i) {
           if (agreement.has_answered(i)) continue;
-          whom.push_back(all[i]);
-          numbers.push_back(i);
-        }
-        std::vector<std::optional<Version>> answers(whom.size());
-        DS_TRY(ask(whom, {.newer = want.newer, .wait_max = want.wait_max}, until, answers));
-        for (std::size_t i = 0; i < whom.size(); ++i) {
-          named[numbers[i]] = *answers[i];
-          DS_TRY(look_at_epoch(*whom[i], *answers[i], full ? nullptr : committed));
-          agreement.heard(numbers[i], answers[i]->id);
+          DS_TRY(look_at_epoch(*all[i], newest[i], full ? nullptr : committed));
+          agreement.heard(i, newest[i].id);
         }
         if (agreement.step() != Agreement::Step::ask) break;
         DS_TRY(check_time(until, wait_by, last_));
@@ -286,7 +299,7 @@ Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallCont
           DS_TRY(share_out(until));
         }
         DS_TRY(look_at_members(until));
-        if (members_changed_) return Error(Errc::lease_revoked, "the members that are asked have changed");
+        if (members_changed_) return members_are_others();
         until.pause(backoff.next());
         break;
       }
@@ -301,10 +314,9 @@ Result<Version> PartsReceiver::agree_on_named(const Want& want, const CallContex
   const std::vector<Member*> all = needed();
   Backoff backoff(tuning_);
   for (;;) {
-    std::vector<std::optional<Version>> answers(all.size());
-    DS_TRY(ask(all, want, until, answers));
-    const VersionId version = answers.front()->id;
-    const bool one = std::all_of(answers.begin(), answers.end(), [&](const auto& a) { return a->id == version; });
+    DS_ASSIGN(const std::vector<Version> meant, ask(all, want, wait_by, until));
+    const VersionId version = meant.front().id;
+    const bool one = std::all_of(meant.begin(), meant.end(), [&](const Version& v) { return v.id == version; });
     if (one) {
       if (!joint_->is_full() && target_->committed() != nullptr && target_->committed()->version.id == version) {
         return target_->committed()->version;

@@ -103,8 +103,8 @@ class PartsReceiver final : public BoundTarget {
   Result<Version> agree(const Want& want, bool full, const CallContext& until);
   Result<Version> agree_on_named(const Want& want, const CallContext& until);
   Result<Version> ask_one(Member& member, const Want& want, const CallContext& until) const;
-  Status ask(const std::vector<Member*>& whom, const Want& want, const CallContext& until,
-             std::vector<std::optional<Version>>& answers);
+  Result<std::vector<Version>> ask(const std::vector<Member*>& whom, Want want, const std::optional<Deadline>& wait_by,
+                                   const CallContext& until);
   Status fetch(const std::vector<Member*>& whom, const VersionId& version, const Want& want, const CallContext& until,
                std::vector<std::optional<Error>>& refusals);
   Status look_at_epoch(const Member& member, const Version& served, const TargetState* held);

@@ -357,5 +357,24 @@ TEST_F(PartsTest, ATrainerThatGoesOnOnOtherNodesIsNoticed) {
   expect_holds(*again, 1);
 }
 
+TEST_F(PartsTest, AHolderThatDiesWhileAVersionIsWaitedForIsDoneWithout) {
+  divide(2);
+  add_replica_of(1);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  std::thread trainer([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it waits by now
+    nodes_[1]->writer.reset();
+    nodes_[1]->agent.reset();
+    next_version(nodes_[1].get());
+  });
+  const PullReport report = pull(*receiver, {.newer = true});
+  trainer.join();
+  EXPECT_EQ(report.version.id.number, 2u);
+  expect_holds(*receiver, 2);
+}
+
 }  // namespace
 }  // namespace deltasync::integration
