@@ -132,7 +132,8 @@ Result<std::vector<std::vector<wire::TileRange>>> PartsReceiver::divide_tiles(co
   return error;
 }
 
-Status PartsReceiver::share_out(const CallContext& until) {
+/// Has no deadline: a member that was passed over would keep its tiles as they are.
+Status PartsReceiver::share_out() {
   discard_full();
   DS_ASSIGN(const auto shares, divide_tiles(tiles_));
   for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -141,7 +142,7 @@ Status PartsReceiver::share_out(const CallContext& until) {
     if (member.receiver == nullptr || shares[i].empty()) continue;
     DS_ASSIGN(TileSet tiles, TileSet::make(*member.map->layout(), shares[i]));
     auto* const bound = new PartTarget(*joint_, *member.map);
-    DS_TRY(member.receiver->bind_tiles(std::unique_ptr<Target>(bound), std::move(tiles), until));
+    DS_TRY(member.receiver->bind_tiles(std::unique_ptr<Target>(bound), std::move(tiles), CallOptions()));
     member.target = bound;
     member.target->look_at_committed();
   }
@@ -175,35 +176,37 @@ void PartsReceiver::note_replaceable() {
 
 Status PartsReceiver::look_at_members(const CallContext& until) {
   bool changed = false;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
+  for (std::size_t i = 0; i < members_.size() && !until.over(); ++i) {
     Member& member = members_[i];
     if (member.away && std::chrono::steady_clock::now() - member.tried < kAwayPause) continue;
     if (!member.away && (member.target == nullptr || !member.replaceable)) continue;
     member.tried = std::chrono::steady_clock::now();
     const CallContext limit = until.earlier(Deadline::after(kAnswerLimit));
     Status there = member.receiver == nullptr ? connect_member(member, i, limit) : member.receiver->is_there(limit);
-    DS_TRY(until.check("asking the members"));
+    if (until.over()) break;  // which says nothing of the member
     if (there.ok() && member.away) {
       log::info("member_back name={} endpoint={}", member.at.name, member.at.endpoint);
       member.away.reset();
       changed = true;
     } else if (!there.ok() && !member.away) {
-      log::warn("member_away name={} endpoint={} error=\"{}\" effect=\"others give its tiles\"", member.at.name,
-                member.at.endpoint, there.error().to_string());
-      member.away = about(member, std::move(there).error());
+      leave_out(member, there.error());
       changed = true;
     }
   }
-  if (!changed) return {};
-  members_changed_ = true;
-  return share_out(until);
+  if (changed) {
+    members_changed_ = true;
+    DS_TRY(share_out());
+  }
+  return until.check("asking the members");
 }
 
+/// Others have its tiles, so that share_out() finds somebody for each.
 void PartsReceiver::leave_out(Member& member, const Error& why) {
-  log::warn("member_left_out name={} endpoint={} error=\"{}\" effect=\"others give its tiles\"", member.at.name,
+  log::warn("member_away name={} endpoint={} error=\"{}\" effect=\"others give its tiles\"", member.at.name,
             member.at.endpoint, why.to_string());
   member.away = about(member, why);
   member.tried = std::chrono::steady_clock::now();
+  note_replaceable();
 }
 
 }  // namespace deltasync::receiver

@@ -254,6 +254,27 @@ Status PartsReceiver::fetch(const std::vector<Member*>& whom, const VersionId& v
   return {};
 }
 
+/// Who gives wrong tiles is left out if others have them, as is who is away.
+Status PartsReceiver::note_refusals(const std::vector<Member*>& whom, const std::vector<std::optional<Error>>& refusals,
+                                    const std::optional<Deadline>& wait_by, const CallContext& until) {
+  bool left_out = false;
+  for (std::size_t i = 0; i < whom.size(); ++i) {
+    if (!refusals[i]) continue;
+    last_ = about(*whom[i], *refusals[i]);
+    if (refusals[i]->code() != Errc::corrupt || !whom[i]->replaceable) continue;
+    leave_out(*whom[i], *refusals[i]);
+    left_out = true;
+  }
+  if (left_out) {
+    members_changed_ = true;
+    DS_TRY(share_out());
+  }
+  DS_TRY(check_time(until, wait_by, last_));
+  DS_TRY(look_at_members(until));
+  if (members_changed_) return members_are_others();
+  return {};
+}
+
 Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallContext& until) {
   const TargetState* const committed = target_->committed();
   const auto wait_by = wait_limit(want);
@@ -286,20 +307,10 @@ Result<Version> PartsReceiver::agree(const Want& want, bool full, const CallCont
           if (!refusals[i]) agreement.staged(i, version);
         }
         for (std::size_t i = 0; i < all.size(); ++i) {
-          if (!refusals[i]) continue;
-          last_ = about(*all[i], *refusals[i]);
-          agreement.refused(i, refusals[i]->code() == Errc::gone);
-          all[i]->staged.reset();
-          if (refusals[i]->code() == Errc::corrupt && all[i]->replaceable) leave_out(*all[i], *refusals[i]);
+          if (refusals[i]) agreement.refused(i, refusals[i]->code() == Errc::gone);
         }
         if (agreement.step() == Agreement::Step::agreed) return all.front()->staged->report().version;
-        DS_TRY(check_time(until, wait_by, last_));
-        if (std::any_of(all.begin(), all.end(), [](const Member* member) { return member->away.has_value(); })) {
-          members_changed_ = true;
-          DS_TRY(share_out(until));
-        }
-        DS_TRY(look_at_members(until));
-        if (members_changed_) return members_are_others();
+        DS_TRY(note_refusals(all, refusals, wait_by, until));
         until.pause(backoff.next());
         break;
       }
@@ -323,10 +334,12 @@ Result<Version> PartsReceiver::agree_on_named(const Want& want, const CallContex
       }
       std::vector<std::optional<Error>> refusals(all.size());
       DS_TRY(fetch(all, version, want, until, refusals));
-      const auto refused = std::find_if(refusals.begin(), refusals.end(), [](const auto& r) { return r.has_value(); });
-      if (refused == refusals.end()) return all.front()->staged->report().version;
-      last_ = about(*all[static_cast<std::size_t>(refused - refusals.begin())], **refused);
-      if ((*refused)->code() == Errc::gone) return *last_;
+      const bool none = std::none_of(refusals.begin(), refusals.end(), [](const auto& r) { return r.has_value(); });
+      if (none) return all.front()->staged->report().version;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (refusals[i] && refusals[i]->code() == Errc::gone) return about(*all[i], *refusals[i]);
+      }
+      DS_TRY(note_refusals(all, refusals, wait_by, until));
     }
     DS_TRY(check_time(until, wait_by, last_));
     until.pause(backoff.next());

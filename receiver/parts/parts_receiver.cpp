@@ -49,10 +49,10 @@ Status PartsReceiver::bind(std::unique_ptr<Target> target, const std::vector<Sli
 }
 
 /// The target before is gone: nothing of the members may name it any more.
-Status PartsReceiver::target_bound(const CallContext& until) {
+Status PartsReceiver::target_bound(const CallContext& /*until*/) {
   joint_ = std::make_unique<JointUpdate>(*target_);
   scrubs_ = 0;
-  return share_out(until);
+  return share_out();
 }
 
 void PartsReceiver::discard_full() {

@@ -87,7 +87,7 @@ class PartsReceiver final : public BoundTarget {
   Result<Part> part_of(std::size_t number, const Sidecar& sidecar, const Layout& layout) const;
   Status connect_missing(const CallContext& until);
   Result<std::vector<std::vector<wire::TileRange>>> divide_tiles(const TileSet& wanted) const;
-  Status share_out(const CallContext& until);
+  Status share_out();
   /// It brings another version instead.
   static void unstage(Member& member);
   /// Members that do not answer are left out where others have their tiles, until they do.
@@ -107,6 +107,8 @@ class PartsReceiver final : public BoundTarget {
                                    const CallContext& until);
   Status fetch(const std::vector<Member*>& whom, const VersionId& version, const Want& want, const CallContext& until,
                std::vector<std::optional<Error>>& refusals);
+  Status note_refusals(const std::vector<Member*>& whom, const std::vector<std::optional<Error>>& refusals,
+                       const std::optional<Deadline>& wait_by, const CallContext& until);
   Status look_at_epoch(const Member& member, const Version& served, const TargetState* held);
   Result<Prepared> merge(bool full);
   Status scrub(const CallContext& until);

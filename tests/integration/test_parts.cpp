@@ -4,10 +4,13 @@
 #include <atomic>
 #include <fstream>
 #include <iterator>
+#include <stop_token>
 #include <thread>
 
 #include "deltasync/target.hpp"
+#include "receiver/targets/target.hpp"
 #include "tests/integration/parts_fixture.hpp"
+#include "tests/receiver/fake_agent.hpp"
 #include "tests/support/rationed_link.hpp"
 
 namespace deltasync::integration {
@@ -374,6 +377,96 @@ TEST_F(PartsTest, AHolderThatDiesWhileAVersionIsWaitedForIsDoneWithout) {
   trainer.join();
   EXPECT_EQ(report.version.id.number, 2u);
   expect_holds(*receiver, 2);
+}
+
+/// A host target that has a call stopped when it is opened.
+class StopsWhenOpened final : public Target {
+ public:
+  StopsWhenOpened(const LayoutPtr& layout, std::stop_source& stop) : host_(make_host_target(layout)), stop_(stop) {}
+
+  const LayoutPtr& layout() const override { return host_->layout(); }
+  TargetCapabilities capabilities() override { return host_->capabilities(); }
+  Status open(ThreadPool& pool, const CallContext& until) override {
+    Status opened = host_->open(pool, until);
+    stop_.request_stop();
+    return opened;
+  }
+  const TargetState* committed() const override { return host_->committed(); }
+  Result<TileRows> live_tile(const Tile& tile, std::vector<std::byte>& scratch) const override {
+    return host_->live_tile(tile, scratch);
+  }
+  void invalidate() noexcept override { host_->invalidate(); }
+  Status begin_full(FullUpdatePolicy policy, const CallContext& until) override {
+    return host_->begin_full(policy, until);
+  }
+  Result<TileRows> full_tile(const Tile& tile, std::vector<std::byte>& scratch) override {
+    return host_->full_tile(tile, scratch);
+  }
+  Status put_tile(const Tile& tile, const TileRows& rows) override { return host_->put_tile(tile, rows); }
+  Status commit_full(TargetState state, Deadline deadline) override {
+    return host_->commit_full(std::move(state), deadline);
+  }
+  void discard_full() noexcept override { host_->discard_full(); }
+  Status commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) override {
+    return host_->commit_delta(std::move(steps), std::move(state), deadline);
+  }
+  const Target& host() const { return *host_; }
+
+ private:
+  const std::unique_ptr<Target> host_;
+  std::stop_source& stop_;
+};
+
+/// Whom the members ask their tiles for is changed for all of them, or for none.
+TEST_F(PartsTest, ABindThatIsStoppedLeavesNoMemberOut) {
+  divide(3);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  std::stop_source stop;
+  auto* const target = new StopsWhenOpened(receiver->layout(), stop);
+  const Target& host = target->host();
+  const CallContext until(limit(), stop.get_token());
+  const Status again = receiver->bind(std::unique_ptr<Target>(target), std::vector<Slice>(), until);
+  EXPECT_TRUE(stop.stop_requested());
+  ASSERT_TRUE(again.ok()) << again.error().to_string();
+  pull(*receiver);
+  const auto memory = host_target_memory(host);
+  for (const Tensor& tensor : model_.layout->tensors()) {
+    EXPECT_EQ(std::memcmp(memory.data() + tensor.offset, model_.half.data() + tensor.offset, tensor.bytes), 0)
+        << tensor.spec.name;
+  }
+}
+
+/// A holder whose tiles are not what it says that they are.
+TEST_F(PartsTest, AHolderOfWrongTilesIsDoneWithout) {
+  divide(2);
+  add_replica_of(1);
+  for (const auto& node : nodes_) ASSERT_TRUE(add_cuts(specs_, node->held).ok());
+  model_ = test::make_model(7, specs_);
+  make_parts();
+  for (std::size_t n = 0; n < 2; ++n) {
+    start_agent(*nodes_[n]);
+    attach(*nodes_[n]);
+  }
+  next_version(nodes_[2].get());
+  const Node& third = *nodes_[2];
+  test::FakeAgent::Setup setup;
+  setup.port = third.port.number();
+  setup.epoch = epoch_;
+  test::FakeAgent liar(third.layout, setup);
+  liar.change_sidecar(third.sidecar);
+  liar.publish(bytes_of(model_, third), "step_1");
+  liar.on_request([](const test::Request& request) {
+    const bool tiles = request.type == wire::Type::get_extent || request.type == wire::Type::get_raw_tiles;
+    return tiles ? test::Fault::flip_at_source : test::Fault::none;
+  });
+  for (const Want& want : {Want{}, Want{.number = 1}}) {
+    const auto receiver = bound();
+    EXPECT_EQ(pull(*receiver, want).version.id.number, 1u);
+    expect_holds(*receiver, 1);
+  }
 }
 
 }  // namespace
