@@ -1,12 +1,11 @@
 // One pull from all members: which version, everything of it, and one update of what they brought.
 #include <algorithm>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "net/ucx/transports.hpp"
+#include "receiver/parts/at_once.hpp"
 #include "receiver/parts/parts_receiver.hpp"
 #include "receiver/targets/attest.hpp"
 
@@ -51,26 +50,6 @@ void add(PullReport& sum, const PullReport& part) {
   sum.packed = sum.packed || part.packed;
   sum.transfer_s = std::max(sum.transfer_s, part.transfer_s);
   sum.verify_s += part.verify_s;
-}
-
-/// Runs call(i) for each index on a thread of its own; a stop of `until`, or a call that returns false, stops the
-/// others.
-template <class Call>
-void at_once(std::size_t count, const CallContext& until, Call&& call) {
-  std::stop_source stop;
-  const std::stop_callback passed_on(until.stop(), [&stop] { stop.request_stop(); });
-  const CallContext each(until.deadline(), stop.get_token());
-  const auto one = [&](std::size_t i) {
-    if (!call(i, each)) stop.request_stop();
-  };
-  std::vector<std::jthread> threads;  // last: they use all of these until they are joined
-  std::size_t next = 1;
-  try {
-    for (; next < count; ++next) threads.emplace_back([&one, i = next] { one(i); });
-  } catch (const std::system_error&) {
-    for (; next < count; ++next) one(next);  // no more threads to be had: one after the other
-  }
-  if (count != 0) one(0);
 }
 
 }  // namespace

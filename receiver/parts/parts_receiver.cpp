@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "receiver/parts/at_once.hpp"
 #include "receiver/targets/attest.hpp"
 #include "receiver/targets/target_checks.hpp"
 
@@ -94,12 +95,17 @@ void PartsReceiver::note_served(const Status& served) {
 
 Lag PartsStatus::lag(const CallContext& until) const {
   const std::vector<Member> members = this->members();
+  std::vector<Lag> lags(members.size());
+  at_once(members.size(), until, [&](std::size_t i, const CallContext& each) {
+    lags[i] = members[i].status->lag(each);
+    return true;
+  });
   Lag worst;
   worst.last_error = members.empty() ? "no target is bound" : "";
   bool first = true;
-  for (const Member& member : members) {
-    Lag lag = member.status->lag(until);
-    if (!lag.last_error.empty()) lag.last_error = member.name + ": " + lag.last_error;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    Lag& lag = lags[i];
+    if (!lag.last_error.empty()) lag.last_error = members[i].name + ": " + lag.last_error;
     const auto behind = [](const Lag& l) { return l.versions.value_or(std::numeric_limits<std::uint64_t>::max()); };
     const bool worse = behind(lag) > behind(worst) || (behind(lag) == behind(worst) && worst.last_error.empty());
     if (std::exchange(first, false) || worse) worst = std::move(lag);

@@ -1,5 +1,8 @@
 // One version from several trainer nodes: bit for bit what one node would serve, or nothing.
+#include <arpa/inet.h>
 #include <gmock/gmock-matchers.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <fstream>
@@ -467,6 +470,43 @@ TEST_F(PartsTest, AHolderOfWrongTilesIsDoneWithout) {
     EXPECT_EQ(pull(*receiver, want).version.id.number, 1u);
     expect_holds(*receiver, 1);
   }
+}
+
+/// Connections come about there, and no word.
+UniqueFd listen_in_silence(std::uint16_t port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
+  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(::listen(fd.get(), 64), 0);
+  return fd;
+}
+
+/// One after the other, their limits would add up.
+TEST_F(PartsTest, AllMembersAreAskedForTheLagAtOnce) {
+  constexpr int kNodes = 4;
+  receiver::Tuning tuning;
+  tuning.handshake = std::chrono::milliseconds(3'000);
+  divide(kNodes);
+  start();
+  next_version();
+  auto receiver = receiver::connect(options(), tuning, limit());
+  ASSERT_TRUE(receiver.ok()) << receiver.error().to_string();
+  ASSERT_TRUE((*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()}).ok());
+  std::vector<UniqueFd> silent;
+  for (const auto& node : nodes_) {
+    node->writer.reset();
+    node->agent.reset();
+    silent.push_back(listen_in_silence(node->port.number()));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const Lag lag = (*receiver)->lag({.deadline = limit().at()});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kNodes * tuning.handshake);
+  EXPECT_THAT(lag.last_error, HasSubstr("member node"));
 }
 
 }  // namespace
