@@ -115,6 +115,7 @@ Result<Prepared> PartsReceiver::run_once(const Want& want, bool full, const Call
     same.report.root = committed->root;
     same.report.full_bytes = tiles_.bytes();
     same.report.wait_s = seconds_since(start);
+    for (Member* member : needed()) member->staged_root = member->target->committed()->root;
     return same;
   }
   for (Member* member : needed()) {

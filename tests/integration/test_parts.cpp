@@ -509,5 +509,21 @@ TEST_F(PartsTest, AllMembersAreAskedForTheLagAtOnce) {
   EXPECT_THAT(lag.last_error, HasSubstr("member node"));
 }
 
+TEST_F(PartsTest, WhatIsHeldAlreadyIsCurrent) {
+  divide(2);
+  start();
+  next_version();
+  const auto receiver = bound();
+  pull(*receiver);
+  next_version();
+  ASSERT_TRUE(receiver->pull({}, {.deadline = limit().at()}).ok());  // and dropped
+  auto staged = receiver->pull({.number = 1}, {.deadline = limit().at()});
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_EQ((*staged)->report().mode, PullMode::up_to_date);
+  const auto current = receiver->is_current(**staged, {.number = 1}, {.deadline = limit().at()});
+  ASSERT_TRUE(current.ok()) << current.error().to_string();
+  EXPECT_TRUE(*current);
+}
+
 }  // namespace
 }  // namespace deltasync::integration
