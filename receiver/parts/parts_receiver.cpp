@@ -169,7 +169,7 @@ Result<RepairReport> PartsReceiver::repair(std::span<const std::uint64_t> tiles,
     member->target->look_at_committed();
     auto repaired = member->receiver->repair(list, call);
     if (!repaired) {
-      invalidated_ = target_->committed() != nullptr;
+      if (repaired.error().code() != Errc::unsupported) invalidated_ = target_->committed() != nullptr;
       return about(*member, std::move(repaired).error());
     }
     report.tiles += repaired->tiles;

@@ -220,6 +220,11 @@ TEST_F(PartsTest, DirectoriesAreThoseOfTheWholeModel) {
   next_version();
   EXPECT_EQ(pull(**receiver).mode, PullMode::delta);
   expect_directory();
+  const std::vector<std::uint64_t> tiles = {0};
+  const auto none = (*receiver)->repair(tiles, {.deadline = limit().at()});
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code(), Errc::unsupported);
+  EXPECT_EQ(pull(**receiver).mode, PullMode::up_to_date) << "nothing was touched";
 }
 
 TEST_F(PartsTest, RollsBackAndRepairs) {
