@@ -127,7 +127,7 @@ Result<std::vector<std::vector<wire::TileRange>>> PartsReceiver::divide_tiles(co
   if (shares.ok()) return shares;
   Error error = std::move(shares).error();
   for (const Member& member : members_) {
-    if (member.away) return Error(error.code(), error.message() + "; " + member.away->to_string());
+    if (member.away) return Error(member.away->code(), error.message() + "; " + member.away->to_string());
   }
   return error;
 }
