@@ -66,10 +66,8 @@ class Server final : public StoppableServer {
 
   void stop() override { service_.stop(); }
   Status check() override {
-    answering = this;
-    Status done = service_.check();
-    answering = nullptr;
-    return done;
+    const Answering here(this);
+    return service_.check();
   }
   bool in_hook() const override { return answering == this; }
 
@@ -155,11 +153,10 @@ class Server final : public StoppableServer {
     return net::HttpServer::Deferred([this, &route, ask = std::move(*ask),
                                       min = std::string(asked.header(kMinVersionHeader)),
                                       exact = std::string(asked.header(kExactVersionHeader))] {
+      const Answering here(this);  // to the end: the user's code is asked for the live version, too
       const Status may = admits_if_asked(min, exact);
-      answering = this;
       HttpPage page =
           may ? route.answer(desk_, ask) : page_of(status_of(may.error()), {{"error", may.error().message()}});
-      answering = nullptr;
       const Standing now = service_.standing();
       if (!now.label.empty() && is_header_text(now.label)) page.headers.emplace_back(kVersionHeader, now.label);
       return page;
@@ -181,6 +178,12 @@ class Server final : public StoppableServer {
   }
 
   static thread_local const Server* answering;  ///< whose client's call this thread carries out
+  struct Answering {
+    explicit Answering(const Server* server) { answering = server; }
+    ~Answering() { answering = nullptr; }
+    Answering(const Answering&) = delete;
+    Answering& operator=(const Answering&) = delete;
+  };
 
   // Constant after start().
   const ControlOptions options_;

@@ -143,6 +143,7 @@ class FakeWeights final : public EngineWeights {
   }
   bool stages_in_place() const override { return false; }
   std::optional<Version> current() const override {
+    if (when_asked) when_asked();
     const std::uint64_t number = number_;
     if (number == 0) return std::nullopt;
     return Version{.id = {.epoch = epoch, .number = number}, .label = ""};
@@ -154,6 +155,7 @@ class FakeWeights final : public EngineWeights {
   /// Beside any call.
   void become_void() { number_ = 0; }
 
+  std::function<void()> when_asked;  ///< for the live version
   bool void_on_failure = false;
   bool verify = false;
   std::string version;

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -97,6 +98,15 @@ TEST(ControlServer, KnowsItsHooks) {
   ASSERT_TRUE(served.server->check());
   EXPECT_TRUE(inside);
   EXPECT_FALSE(served.server->in_hook());
+}
+
+TEST(ControlServer, TheLiveVersionIsAskedForInItsCalls) {
+  Served served;
+  std::atomic<int> outside = 0;
+  served.weights->when_asked = [&] { outside += served.server->in_hook() ? 0 : 1; };
+  EXPECT_NE(ask(served.server->endpoint(), "GET", "/is_paused", "x-deltasync-min-version: 1\r\n").find("200 OK"),
+            std::string::npos);
+  EXPECT_EQ(outside, 0);
 }
 
 }  // namespace
