@@ -267,8 +267,7 @@ class Receiver {
   ///   - Errc::gone: the wanted version is past; the message lists what there is.
   ///   - Errc::timed_out, Errc::cancelled: the message names the stage.
   ///   - Errc::layout_mismatch: the trainer has a new layout, or several nodes and now others, or a directory target
-  ///   would
-  ///     get other side files: connect again.
+  ///     would get other side files: connect again.
   ///   - Errc::version_conflict: by OlderEpoch::fail.
   ///   - Errc::no_space: for staging; by FullUpdatePolicy::refuse.
   ///   - Errc::connection, Errc::corrupt: it did not come, or not as it was sent.

@@ -57,8 +57,8 @@ struct HfTargetOptions {
   /// Versions may go into a directory that holds another model: beside it, and who loads the directory itself goes on
   /// loading that one.
   bool beside_model = false;
-  /// How many versions before the committed one stay in any case: what other hosts load over a network file
-  /// system cannot be seen. As many as are committed while a model is loaded. Beyond 1 each version is written whole.
+  /// How many versions before the committed one stay, but for FullUpdatePolicy::in_place: what other hosts load over a
+  /// network file system cannot be seen. As many as are committed while a model is loaded. Beyond 1 each comes whole.
   unsigned keep_before = 1;
 };
 /// Keeps HF model directories: `out/versions/<epoch>-<number>/…` are immutable, and the symlink `out/current` names the

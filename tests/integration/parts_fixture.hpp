@@ -114,6 +114,12 @@ class PartsTest : public ::testing::Test {
     node.agent = *std::move(agent);
   }
 
+  /// As when its host dies.
+  static void end(Node& node) {
+    node.writer.reset();
+    node.agent.reset();
+  }
+
   static void attach(Node& node) {
     WriterOptions options;
     options.agent_socket = (node.dir.path() / "agent.sock").string();

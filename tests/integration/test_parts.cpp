@@ -102,8 +102,7 @@ TEST_F(PartsTest, AnAgentThatWasStartedAgainGoesOn) {
   const auto receiver = bound();
   pull(*receiver);
   Node& node = *nodes_[1];
-  node.writer.reset();
-  node.agent.reset();
+  end(node);
   const auto none = receiver->pull({}, {.deadline = soon(300).at()});
   ASSERT_FALSE(none.ok());
   EXPECT_THAT(none.error().message(), HasSubstr("member node1 (" + node.port.endpoint() + ")"));
@@ -132,8 +131,7 @@ TEST_F(PartsTest, AnotherHolderTakesThePlaceOfADeadOne) {
   expect_holds(*receiver, 1);
   next_version();
   pull(*receiver);
-  nodes_[1]->writer.reset();
-  nodes_[1]->agent.reset();
+  end(*nodes_[1]);
   next_version(nodes_[1].get());
   const PullReport report = pull(*receiver, {.newer = true});
   EXPECT_EQ(report.mode, PullMode::delta) << "what is held does not depend on who gave it";
@@ -157,8 +155,7 @@ TEST_F(PartsTest, AMemberThatIsAwayIsNamedWithWhatIsMissing) {
   divide(2);
   start();
   next_version();
-  nodes_[1]->writer.reset();
-  nodes_[1]->agent.reset();
+  end(*nodes_[1]);
   const auto receiver = connect();
   ASSERT_TRUE(receiver.ok()) << receiver.error().to_string();
   const Status bound = (*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()});
@@ -173,8 +170,7 @@ TEST_F(PartsTest, MembersOfTwoJobsAreRefused) {
   start();
   next_version();
   Node& node = *nodes_[1];
-  node.writer.reset();
-  node.agent.reset();
+  end(node);
   std::filesystem::remove_all(node.dir.path());
   std::filesystem::create_directories(node.dir.path());
   auto other = specs_;
@@ -297,8 +293,7 @@ TEST_F(PartsTest, AnyMemberNamesTheOthers) {
   EXPECT_EQ(status->lag(limit()).versions, 0u);
   next_version(nodes_[0].get());
   EXPECT_EQ(status->lag(limit()).versions, 1u) << "of the part that is furthest behind";
-  nodes_[1]->writer.reset();
-  nodes_[1]->agent.reset();
+  end(*nodes_[1]);
   EXPECT_THAT(status->lag(limit()).last_error, HasSubstr("member node1"));
 }
 
@@ -377,8 +372,7 @@ TEST_F(PartsTest, AHolderThatDiesWhileAVersionIsWaitedForIsDoneWithout) {
   pull(*receiver);
   std::thread trainer([this] {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it waits by now
-    nodes_[1]->writer.reset();
-    nodes_[1]->agent.reset();
+    end(*nodes_[1]);
     next_version(nodes_[1].get());
   });
   const PullReport report = pull(*receiver, {.newer = true});
@@ -504,8 +498,7 @@ TEST_F(PartsTest, AllMembersAreAskedForTheLagAtOnce) {
   ASSERT_TRUE((*receiver)->bind(make_host_target((*receiver)->layout()), {.deadline = limit().at()}).ok());
   std::vector<UniqueFd> silent;
   for (const auto& node : nodes_) {
-    node->writer.reset();
-    node->agent.reset();
+    end(*node);
     silent.push_back(listen_in_silence(node->port.number()));
   }
   const auto begin = std::chrono::steady_clock::now();

@@ -115,6 +115,12 @@ def test_a_manager_that_is_dropped_ends_its_agent(segment_name: str, shm_files: 
         manager.offload(weights())
 
 
+def test_a_host_that_no_name_can_be_is_the_agents_to_refuse() -> None:
+    with pytest.raises(errors.Error) as refused:
+        deltasync.AgentProcess(listen=f"{'a' * 70}:0")
+    assert "aaaa:0" in str(refused.value)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_nobody_gets_the_port_of_an_agent_that_is_away(
     segment_name: str, monkeypatch: pytest.MonkeyPatch, host: str

@@ -261,7 +261,7 @@ def _hold_port(listen: str) -> tuple[socket_module.socket | None, str]:
             host.strip("[]"), int(port), type=socket_module.SOCK_STREAM, flags=socket_module.AI_PASSIVE
         )[0]
         held = socket_module.socket(family, kind, protocol)
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: of a host that no name can be
         return None, listen
     try:
         held.setsockopt(socket_module.SOL_SOCKET, socket_module.SO_REUSEADDR, 1)
