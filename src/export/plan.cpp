@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "export/adapter.hpp"
 #include "export/boxes.hpp"
 #include "export/element_map.hpp"
 #include "export/name_pattern.hpp"
@@ -121,7 +122,6 @@ class Planner {
     return std::find_if(row.targets.begin(), row.targets.end(), [&](const RowTarget& t) { return t.part == part; });
   }
 
-  /// The first row that matches, and holds.
   Status place(const std::string& key, const TrainerTensor& tensor) {
     for (const std::string& pattern : ignored_) {
       DS_ASSIGN(const auto matched, match_name(pattern, key));
@@ -130,12 +130,25 @@ class Planner {
       return {};
     }
     DS_ASSIGN(const Renamed name, renamed(key));
+    DS_ASSIGN(bool placed, place_by_row(name.name, nullptr, name, key, tensor));
+    if (const auto adapter = placed ? std::nullopt : adapter_of(name.name); adapter) {
+      DS_ASSIGN(placed, place_by_row(adapter->base, &*adapter, name, key, tensor));
+    }
+    if (!placed) unused_.push_back(key);
+    return {};
+  }
+
+  /// By the first row that matches `wanted`, and holds; false if none does. Of an adapter: by one that is for a weight
+  /// of its own.
+  Result<bool> place_by_row(const std::string& wanted, const AdapterName* adapter, const Renamed& name,
+                            const std::string& key, const TrainerTensor& tensor) {
     for (std::uint32_t i = 0; i < family_.rows.size(); ++i) {
-      for (const std::string& pattern : family_.rows[i].mcore) {
-        DS_ASSIGN(auto captures, match_name(pattern, name.name));
+      const FamilyRow& row = family_.rows[i];
+      if (adapter != nullptr && !is_for(row, *adapter)) continue;
+      for (const std::string& pattern : row.mcore) {
+        DS_ASSIGN(auto captures, match_name(pattern, wanted));
         if (!captures) continue;
         if (!tensor.first().global_shape.empty()) captures->emplace("D", tensor.first().global_shape.front());
-        const FamilyRow& row = family_.rows[i];
         auto holds = values_.holds(row.when, *captures);
         if (!holds) return std::move(holds).error().with_context(row.label + ": when");
         if (!*holds) continue;
@@ -144,10 +157,48 @@ class Planner {
           if (!suits) return std::move(suits).error().with_context(row.label + ": " + key);
           if (!*suits) continue;
         }
-        return carry_out(i, *captures, name, key, tensor).with_context(row.label + ": " + key);
+        DS_TRY((adapter == nullptr ? carry_out(i, *captures, name, key, tensor)
+                                   : carry_out_adapter(i, *captures, *adapter, name, key, tensor))
+                   .with_context(row.label + ": " + key));
+        return true;
       }
     }
-    unused_.push_back(key);
+    return false;
+  }
+
+  /// Whether it is one of a module's weight by itself: not of what is stacked in another one, nor of a norm.
+  static bool is_for(const FamilyRow& row, const AdapterName& adapter) {
+    return !row.alternative && row.add == 0 &&
+           std::all_of(row.targets.begin(), row.targets.end(),
+                       [&](const RowTarget& target) { return adapter_on_disk(target.hf, adapter).has_value(); });
+  }
+
+  /// `whole`: goes to each of the row's targets (or to its part's) as it is. Else as the row says of the weight.
+  Status carry_out_adapter(std::uint32_t number, const Captures& captures, const AdapterName& adapter,
+                           const Renamed& name, const std::string& key, const TrainerTensor& tensor) {
+    const FamilyRow& row = family_.rows[number];
+    const std::vector<std::uint64_t>& shape = tensor.first().global_shape;
+    const Names names = values_.with(captures);
+    if (shape.empty()) return Error(Errc::layout_mismatch, "a scalar has no parts");
+    DS_ASSIGN(const Parts parts, parse_parts(adapter.whole() ? "" : row.parts, shape.front(), names));
+    std::set<std::string> seen;
+    for (const RowTarget& target : row.targets) {
+      if (!adapter.part.empty() && target.part != adapter.part) continue;
+      DS_ASSIGN(std::string of_row, expand_name(target.hf, names));
+      const std::string hf = *adapter_on_disk(name.on_disk(std::move(of_row)), adapter);
+      if (!seen.insert(hf).second && adapter.whole()) continue;  // of several parts that are one tensor there
+      const auto index = plan_.layout->find(hf);
+      if (!index) {
+        not_there_.push_back(hf + " (of " + key + ")");
+        continue;
+      }
+      for (const Parts::Part& part : parts.parts) {
+        if (!adapter.whole() && part.name != target.part) continue;
+        DS_ASSIGN(const ElementMap map, map_part(parts, part, adapter.whole() ? "" : target.view, shape, names));
+        DS_TRY(fill(*index, map, number, tensor));
+      }
+    }
+    if (seen.empty()) unused_.push_back(key);
     return {};
   }
 
@@ -326,7 +377,7 @@ class Planner {
     what += listed("tensors that rows lead to, and the model directory does not have", not_there_);
     what += "; correct the page";
     if (!unwritten.empty()) what += ", in which [[constants]] are what keeps the directory's bytes";
-    if (!unused_.empty()) what += ", or name what is no part of the model as ignored";
+    if (!unused_.empty() || !not_there_.empty()) what += ", or name what is no part of the model as ignored";
     return Error(Errc::coverage, what);
   }
 

@@ -102,7 +102,11 @@ def attention(
 RANK = 4
 
 
-def adapter(m: Model, mc: str, at: str, kind: str, apart: bool) -> None:
+#: How a module's parts are called on disk; of sparse experts otherwise.
+PROJECTIONS = {part: f"{part}_proj" for part in ("q", "k", "v", "gate", "up")}
+
+
+def adapter(m: Model, mc: str, at: str, kind: str, apart: bool, names: dict[str, str] | None = None) -> None:
     """LoRA of a module with `kind` of parts ("qkv", "gated", "": none). `apart`: each part has one of its own."""
     sizes = {"qkv": {"q": HEADS * HEAD, "k": GROUPS * HEAD, "v": GROUPS * HEAD}, "gated": {"gate": FFN, "up": FFN}}
     mc += ".adapter"
@@ -113,7 +117,7 @@ def adapter(m: Model, mc: str, at: str, kind: str, apart: bool) -> None:
     shared: Any = None
     outs = {}
     for part, size in sizes[kind].items():
-        name = f"{at}.{part}_proj"
+        name = f"{at}.{(names or PROJECTIONS)[part]}"
         if apart:
             m.same(f"{mc}.adapter_{part}.linear_in.weight", f"{name}.lora_A.weight", RANK, HIDDEN)
             m.same(f"{mc}.adapter_{part}.linear_out.weight", f"{name}.lora_B.weight", size, RANK)
@@ -130,6 +134,21 @@ def adapter(m: Model, mc: str, at: str, kind: str, apart: bool) -> None:
         return
     each = [np.split(outs[part], GROUPS) for part in "qkv"]
     m.has(f"{mc}.linear_out.weight", np.concatenate([one[group] for group in range(GROUPS) for one in each]))
+
+
+def gated_attention_adapter(m: Model, mc: str, at: str) -> None:
+    """Of a q whose heads have a gate each: beside it on disk, after all of the group's in the trainer."""
+    shared = m.new(f"{at}.q_proj.lora_A.weight", RANK, HIDDEN)
+    m.hf |= {f"{at}.{part}_proj.lora_A.weight": shared for part in "kv"}
+    m.has(f"{mc}.adapter.linear_in.weight", shared)
+    both = m.new(f"{at}.q_proj.lora_B.weight", HEADS * 2 * HEAD, RANK).reshape(GROUPS, -1, 2, HEAD, RANK)
+    k, v = (m.new(f"{at}.{part}_proj.lora_B.weight", GROUPS * HEAD, RANK).reshape(GROUPS, HEAD, RANK) for part in "kv")
+    rows = [
+        part.reshape(-1, RANK)
+        for group in range(GROUPS)
+        for part in (both[group, :, 0], both[group, :, 1], k[group], v[group])
+    ]
+    m.has(f"{mc}.adapter.linear_out.weight", np.concatenate(rows))
 
 
 def norms(m: Model, mc: str, layer: str, inner: str = "self_attention.linear_qkv") -> None:

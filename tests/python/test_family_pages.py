@@ -65,6 +65,36 @@ def adapters(apart: bool) -> Make:
     return make
 
 
+def expert_adapters(apart: bool, where: str, down: str, names: dict[str, str] | None = None, shared: str = "") -> Make:
+    """Of experts, one by one, and of those that all tokens take."""
+
+    def make(m: Model) -> None:
+        for mc, at in layers(m):
+            at = f"base_model.model.{at}"
+            for e in range(parts.EXPERTS):
+                expert, inner = f"{mc}.mlp.experts.experts.{e}", f"{at}.{where}.{e}"
+                parts.adapter(m, f"{expert}.linear_fc1", inner, "gated", apart, names)
+                parts.adapter(m, f"{expert}.linear_fc2", f"{inner}.{down}", "", apart)
+            if shared:
+                expert = f"{mc}.mlp.shared_experts"
+                parts.adapter(m, f"{expert}.linear_fc1", f"{at}.{shared}", "gated", apart)
+                parts.adapter(m, f"{expert}.linear_fc2", f"{at}.{shared}.down_proj", "", apart)
+
+    return make
+
+
+def latent_adapters(m: Model) -> None:
+    for mc, at in layers(m):
+        for mine, theirs in (("q_down", "q_a"), ("q_up", "q_b"), ("kv_up", "kv_b")):
+            inner = f"base_model.model.{at}.self_attn.{theirs}_proj"
+            parts.adapter(m, f"{mc}.self_attention.linear_{mine}_proj", inner, "", False)
+
+
+def gated_attention_adapters(m: Model) -> None:
+    for mc, at in layers(m):
+        parts.gated_attention_adapter(m, f"{mc}.self_attention.linear_qkv", f"base_model.model.{at}.self_attn")
+
+
 def moe(packed: str = "", shared: str = "") -> Make:
     def make(m: Model) -> None:
         m.config["num_experts"] = parts.EXPERTS
@@ -244,6 +274,24 @@ MODELS: dict[str, tuple[str, Make, dict[str, str]]] = {
     "llama": ("LlamaForCausalLM", llama, {}),
     "llama, adapters": ("LlamaForCausalLM", adapters(apart=False), {}),
     "llama, adapters apart": ("LlamaForCausalLM", adapters(apart=True), {}),
+    "llama, adapters seen": ("Qwen3VLForConditionalGeneration", adapters(apart=False), IN_MODEL),
+    "qwen3-moe, adapters": (
+        "Qwen3MoeForCausalLM",
+        expert_adapters(apart=False, where="mlp.experts", down="down_proj"),
+        {},
+    ),
+    "qwen2-moe, adapters": (
+        "Qwen2MoeForCausalLM",
+        expert_adapters(apart=True, where="mlp.experts", down="down_proj", shared="mlp.shared_expert"),
+        {},
+    ),
+    "mixtral, adapters": (
+        "MixtralForCausalLM",
+        expert_adapters(False, "block_sparse_moe.experts", "w2", {"gate": "w1", "up": "w3"}),
+        {},
+    ),
+    "deepseek-v3, adapters": ("DeepseekV3ForCausalLM", latent_adapters, {}),
+    "qwen3-next, adapters": ("Qwen3NextForCausalLM", gated_attention_adapters, {}),
     "qwen3-moe": ("Qwen3MoeForCausalLM", moe(), {}),
     "qwen3-moe, packed": ("Qwen3MoeForCausalLM", moe("as"), {}),
     "qwen2-moe": ("Qwen2MoeForCausalLM", moe(shared="shared_expert"), {}),

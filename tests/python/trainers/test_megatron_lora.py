@@ -32,10 +32,11 @@ WRAPPED = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linea
 class Adapter(torch.nn.Module):
     """Bridge's ParallelLinearAdapter: layers of Megatron, and how it saves them."""
 
-    def __init__(self, base: Any, gated: bool) -> None:
+    def __init__(self, base: Any, gated: bool, **options: Any) -> None:
         super().__init__()
         column = isinstance(base, ColumnParallelLinear)
         common = {"config": base.config, "init_method": torch.nn.init.normal_, "bias": False, "skip_bias_add": True}
+        common |= options
         if column:
             self.linear_in = ColumnParallelLinear(base.input_size, RANK, gather_output=True, **common)
         else:
@@ -55,9 +56,9 @@ class Adapter(torch.nn.Module):
 class Wrapped(torch.nn.Module):
     """Bridge's AdapterWrapper."""
 
-    def __init__(self, base: Any, gated: bool) -> None:
+    def __init__(self, base: Any, gated: bool, **options: Any) -> None:
         super().__init__()
-        self.to_wrap, self.adapter = base, Adapter(base, gated)
+        self.to_wrap, self.adapter = base, Adapter(base, gated, **options)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
         found = self.to_wrap.sharded_state_dict(prefix, sharded_offsets, metadata)
@@ -186,6 +187,6 @@ def test_the_base_models_directory_has_no_adapter(begun: Any, tmp_path: Path) ->
         return said, ignoring.report()["tensors"]
 
     (((coverage, nowhere), count),) = run_ranks(1, plan, tmp_path)
-    assert "lora_A" in coverage and "linear_qkv.adapter.linear_in.weight" in coverage
+    assert "lora_A" in coverage and "linear_fc1.adapter.linear_in.weight" in coverage and "as ignored" in coverage
     assert "nowhere" in nowhere and "config.json beside adapter_config.json" in nowhere
     assert count == len(model.tensors)
