@@ -176,6 +176,21 @@ def test_a_parameter_whose_memory_is_not_its_dtypes_is_refused() -> None:
         RankPieces(model)
 
 
+def test_adapters_of_all_experts_are_those_of_each() -> None:
+    model = Model()
+    key = "decoder.layers.0.mlp.experts.experts.linear_fc2.adapter.linear_in.weight"
+    packed = model.fc1.view(2, 4, 6)
+    model.shards = lambda: {  # type: ignore[method-assign]
+        "packed": Shard(key, packed, (4, 4, 6), (2, 0, 0)),
+        "shared": Shard(key.replace("_in", "_out"), model.norm, (4, 6), (3, 0), prepend_axis_num=1),
+    }
+    pieces = RankPieces(model)
+    described = {piece["key"]: (piece["global_shape"], piece["offset"]) for piece in pieces.described()[:2]}
+    assert described == {key.replace("experts.linear", f"experts.{e}.linear"): ([4, 6], [0, 0]) for e in (2, 3)}
+    assert all(torch.equal(view, packed[expert]) for expert, view in enumerate(pieces.views()[:2]))
+    assert pieces.described()[2]["key"] == key.replace("_in", "_out")  # of another form: no row will be for it
+
+
 def test_chunks_of_a_virtual_pipeline_are_told_apart() -> None:
     second = Model()
     second.shards = lambda: {"head": Shard("head.weight", second.norm, (6,), (0,))}  # type: ignore[method-assign]

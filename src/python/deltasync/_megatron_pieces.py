@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import bisect
 import operator
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ._arrays import dtype_name
 from ._modules import is_module
 from ._slices import is_dtensor
 from .errors import InvalidArgument, Unsupported
+
+#: Adapters of all experts of a module, in one tensor whose first dimension is the expert.
+_OF_EXPERTS = re.compile(r"(.*\.experts\.experts\.)(linear_fc[12]\.adapter\..*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ def _pieces(chunks: list[Any]) -> Iterator[Piece]:
         firsts = [owner.first for owner in owners]
         for shard in shards:
             if _is_main(shard.replica_id) and shard.data.numel():
-                yield _piece(shard, owners, firsts, number, where)
+                yield from _of_each_expert(_piece(shard, owners, firsts, number, where))
 
 
 def _named(module: Any) -> Iterator[tuple[str, Any]]:
@@ -232,6 +236,24 @@ def _leaves(value: Any) -> Iterator[Any]:
         return
     for item in value:
         yield from _leaves(item)
+
+
+def _of_each_expert(piece: Piece) -> Iterator[Piece]:
+    """Adapters of all experts in the names of single ones, which are those of experts that are modules of their own."""
+    found = _OF_EXPERTS.fullmatch(piece.key)
+    if found is None or len(piece.shape) != 3:
+        yield piece
+        return
+    for expert in range(piece.shape[0]):
+        yield replace(
+            piece,
+            key=f"{found[1]}{piece.offset[0] + expert}.{found[2]}",
+            global_shape=piece.global_shape[1:],
+            offset=piece.offset[1:],
+            shape=piece.shape[1:],
+            begin=piece.begin + expert * piece.strides[0],
+            strides=piece.strides[1:],
+        )
 
 
 def _is_main(replica: Any) -> bool:
