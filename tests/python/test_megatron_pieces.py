@@ -11,6 +11,7 @@ from deltasync import errors
 
 torch = pytest.importorskip("torch")
 
+from deltasync._megatron_fsdp import Rows, rows_of  # noqa: E402
 from deltasync._megatron_pieces import RankPieces, as_chunks  # noqa: E402
 
 
@@ -189,6 +190,20 @@ def test_adapters_of_all_experts_are_those_of_each() -> None:
     assert described == {key.replace("experts.linear", f"experts.{e}.linear"): ([4, 6], [0, 0]) for e in (2, 3)}
     assert all(torch.equal(view, packed[expert]) for expert, view in enumerate(pieces.views()[:2]))
     assert pieces.described()[2]["key"] == key.replace("_in", "_out")  # of another form: no row will be for it
+
+
+def test_rows_follow_those_of_the_ranks_before() -> None:
+    said = [[[0, "w", rows, 7, [4, 2, 9]]] for rows in (5, 0, 2)]  # what ranks 4, 9 and 2 say
+    numbers = {4: 0, 9: 1, 2: 2}
+    rows = [rows_of(said, number, numbers)[0, "w"] for number in range(3)]
+    assert rows == [Rows(0, 5), Rows(7, 7), Rows(5, 7)]
+    said[1] = [[0, "w", 0, 7, []]]  # as another rank has
+    assert rows_of(said, 1, numbers)[0, "w"] == Rows(0, 0)
+    with pytest.raises(errors.InvalidArgument, match="rank 9 has rows of w"):
+        rows_of(said, 0, {4: 0, 2: 2})
+    said[2][0][2] = 1
+    with pytest.raises(errors.LayoutMismatch, match=r"\[5, 1, 0\] rows, and it has 7"):
+        rows_of(said, 0, numbers)
 
 
 def test_chunks_of_a_virtual_pipeline_are_told_apart() -> None:

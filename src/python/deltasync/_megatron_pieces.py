@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import math
 import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ._arrays import dtype_name
+from ._megatron_fsdp import Rows, is_divided, local, shares, undivided
 from ._modules import is_module
 from ._slices import is_dtensor
 from .errors import InvalidArgument, Unsupported
@@ -73,10 +75,14 @@ class RankPieces:
     parameter whose memory is not of its dtype (fp8 primary weights), or a piece that is no view of a parameter.
     """
 
-    def __init__(self, chunks: Any, *, adapters: bool = False) -> None:
-        """`adapters`: only what modules called `adapter` have, as Megatron-Bridge's LoRA has them."""
+    def __init__(
+        self, chunks: Any, *, adapters: bool = False, rows: Mapping[tuple[int, str], Rows] | None = None
+    ) -> None:
+        """`adapters`: only what modules called `adapter` have, as Megatron-Bridge's LoRA has them. `rows`: that this
+        rank has of Megatron-FSDP's parameters, by chunk and name."""
         self._chunks = as_chunks(chunks)
-        self.pieces = [piece for piece in _pieces(self._chunks) if not adapters or ".adapter." in piece.key]
+        self._rows = dict(rows or {})
+        self.pieces = [piece for piece in _pieces(self._chunks, self._rows) if not adapters or ".adapter." in piece.key]
         self._forms = {key: _form(owner) for key, owner in self._owners().items()}
 
     def _owners(self) -> dict[tuple[int, str], Any]:
@@ -87,7 +93,12 @@ class RankPieces:
             owner = there[piece.chunk].get(piece.name)
             if owner is None:
                 raise InvalidArgument(f"{piece.owner_name}: the model has it no more", "make the plan again")
-            found[piece.chunk, piece.name] = owner
+            if (piece.chunk, piece.name) in self._rows and not is_divided(owner):
+                raise InvalidArgument(
+                    f"{piece.owner_name}: Megatron-FSDP has put all of it together, for a forward or backward",
+                    "offload after the optimizer's step",
+                )
+            found[piece.chunk, piece.name] = local(owner)
         return found
 
     def described(self) -> list[dict[str, Any]]:
@@ -112,8 +123,8 @@ class RankPieces:
 
     def bring_up_to_date(self) -> None:
         """Where the distributed optimizer leaves the gathering of new parameters to the next forward, does it now. All
-        ranks call it."""
-        for chunk in self._chunks:
+        ranks call it. Not Megatron-FSDP's: those of the optimizer are exported."""
+        for chunk in self._chunks if not self._rows else []:
             for module in _wrappers(chunk):
                 config = getattr(module, "ddp_config", None)
                 if getattr(config, "overlap_param_gather", False) and hasattr(module, "start_param_sync"):
@@ -124,6 +135,11 @@ def is_megatron(model: Any) -> bool:
     """Whether it is a model of Megatron, or a list of its chunks."""
     first = model[0] if isinstance(model, (list, tuple)) and model else model
     return is_module(first) and hasattr(_innermost(first), "sharded_state_dict")
+
+
+def rows_here(chunks: Any) -> list[list[Any]]:
+    """What this rank has of Megatron-FSDP's parameters, for the others."""
+    return shares(_innermost(chunk) for chunk in as_chunks(chunks))
 
 
 def as_chunks(chunks: Any) -> list[Any]:
@@ -155,18 +171,40 @@ def _form(tensor: Any) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _pieces(chunks: list[Any]) -> Iterator[Piece]:
+def _pieces(chunks: list[Any], rows: Mapping[tuple[int, str], Rows]) -> Iterator[Piece]:
     for number, chunk in enumerate(chunks):
         module = _innermost(chunk)
         where = f"chunk {number}: " if len(chunks) > 1 else ""
         for name, tensor in _named(module):
             _check_plain(tensor, where + name)
-        shards = list(_shards(module))  # first: a router makes its bias fp32 when it is asked
-        owners = _owners(module)
-        firsts = [owner.first for owner in owners]
-        for shard in shards:
-            if _is_main(shard.replica_id) and shard.data.numel():
-                yield from _of_each_expert(_piece(shard, owners, firsts, number, where))
+        with undivided(module):
+            shards = list(_shards(module))  # first: a router makes its bias fp32 when it is asked
+            owners = _owners(module)
+            firsts = [owner.first for owner in owners]
+            for shard in shards:
+                if not shard.data.numel() or not _is_main(shard.replica_id, divided=shard.data.is_meta):
+                    continue
+                piece = _piece(shard, owners, firsts, number, where)
+                here = rows.get((number, piece.name))
+                for part in [piece] if here is None else _within(piece, _owner(owners, firsts, shard).tensor, here):
+                    yield from _of_each_expert(part)
+
+
+def _within(piece: Piece, owner: Any, rows: Rows) -> Iterator[Piece]:
+    """What it has of these rows of its owner, of which this rank has no others."""
+    width = math.prod(owner.shape[1:])
+    first = piece.begin // width
+    axis = next((axis for axis, step in enumerate(piece.strides) if step == width), None)
+    count = 1 if axis is None else piece.shape[axis]
+    begin, end = max(first, rows.begin), min(first + count, rows.end)
+    if begin >= end:
+        return
+    offset, shape = list(piece.offset), list(piece.shape)
+    if axis is not None:
+        offset[axis] += begin - first
+        shape[axis] = end - begin
+    moved = piece.begin + (begin - first - rows.begin) * width
+    yield replace(piece, offset=tuple(offset), shape=tuple(shape), begin=moved)
 
 
 def _named(module: Any) -> Iterator[tuple[str, Any]]:
@@ -179,18 +217,27 @@ def _owners(module: Any) -> list[_Owner]:
     found: dict[int, _Owner] = {}
     for name, tensor in _named(module):
         if tensor.numel():
-            first = tensor.data_ptr()
+            first = _address(tensor)
             span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             found.setdefault(first, _Owner(first, first + span * tensor.element_size(), name, tensor))
     return sorted(found.values(), key=lambda owner: owner.first)
 
 
+def _address(tensor: Any) -> int:
+    """Of its first element; of one without memory, in a range that its storage has for itself."""
+    if tensor.is_meta:
+        return int((tensor.untyped_storage()._cdata << 64) + tensor.storage_offset() * tensor.element_size())
+    return int(tensor.data_ptr())
+
+
 def _check_plain(tensor: Any, name: str) -> None:
     import torch
 
+    if is_divided(tensor):
+        return
     if is_dtensor(tensor):
         raise Unsupported(
-            f"{name}: a DTensor of Megatron-FSDP, of which sharded_state_dict() does not say what this rank has",
+            f"{name}: a DTensor that is none of Megatron-FSDP's, so that sharded_state_dict() says nothing of it",
             "WeightManager(hf, process_group=True), and offload() pairs of the checkpoint's names and such DTensors",
         )
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -256,16 +303,24 @@ def _of_each_expert(piece: Piece) -> Iterator[Piece]:
         )
 
 
-def _is_main(replica: Any) -> bool:
-    return replica == 0 if isinstance(replica, int) else not any(replica)
+def _is_main(replica: Any, *, divided: bool = False) -> bool:
+    """`divided`: by data parallelism, whose ranks, the last number, have others each."""
+    if isinstance(replica, int):
+        return divided or replica == 0
+    return not any(replica[:-1] if divided else replica)
+
+
+def _owner(owners: list[_Owner], firsts: list[int], shard: Any) -> Any:
+    """Whose memory it is; None if it is no parameter's or buffer's."""
+    address = _address(shard.data)
+    at = bisect.bisect_right(firsts, address) - 1
+    return owners[at] if at >= 0 and address < owners[at].end else None
 
 
 def _piece(shard: Any, owners: list[_Owner], firsts: list[int], chunk: int, where: str) -> Piece:
     data = shard.data
-    address = data.data_ptr()
-    at = bisect.bisect_right(firsts, address) - 1
-    owner = owners[at] if at >= 0 else None
-    if owner is None or address >= owner.end or data.dtype != owner.tensor.dtype or data.device != owner.tensor.device:
+    owner = _owner(owners, firsts, shard)
+    if owner is None or data.dtype != owner.tensor.dtype or data.device != owner.tensor.device:
         raise Unsupported(
             f"{where}{shard.key}: what sharded_state_dict() has of it is no view of a parameter or buffer, so it would "
             "be as old as the plan"
@@ -280,6 +335,6 @@ def _piece(shard: Any, owners: list[_Owner], firsts: list[int], chunk: int, wher
         chunk,
         owner.name,
         where + owner.name,
-        (address - owner.first) // data.element_size(),
+        (_address(data) - owner.first) // data.element_size(),
         (0,) * len(one) + tuple(data.stride()),
     )

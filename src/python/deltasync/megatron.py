@@ -35,7 +35,8 @@ from ._gather_plan import Form, Whole, wholes_of
 from ._gathered import export_hf_named_params
 from ._group import Group
 from ._hf_files import HfFiles
-from ._megatron_pieces import RankPieces
+from ._megatron_fsdp import rows_of
+from ._megatron_pieces import RankPieces, rows_here
 from ._native import Family, Layout, Sidecar, TensorSpec
 from .coverage import some
 from .errors import InvalidArgument, IoError, LayoutMismatch, Unsupported
@@ -297,11 +298,13 @@ def plan(
     def mine() -> dict[str, Any]:
         layout, sidecar = _native.read_hf_directory(directory, 1)
         config = _config_of(directory)
-        pieces = RankPieces(model_chunks, adapters=_is_of_adapter(directory))
+        pieces = RankPieces(model_chunks, adapters=_is_of_adapter(directory), rows=rows)
         here.append((pieces, config, layout, sidecar))
         same = hashlib.sha256(repr([config, own, unwanted, layout.digest, mode]).encode()).hexdigest()
         return {"same": same, "pieces": pieces.described()}
 
+    shares = group.gather_any(lambda: rows_here(model_chunks), timeout)
+    rows = rows_of(shares, group.rank, {group.global_rank(number): number for number in range(group.size)})
     said = group.gather_any(mine, timeout)
     group = group.own()
     pieces, config, layout, sidecar = here[0]

@@ -1,4 +1,4 @@
-"""DTensors as Megatron-FSDP has them, whose parts are uneven and say by its own functions where they lie."""
+"""Megatron-FSDP: DTensors, whose parts are uneven and say by its own functions where they lie; and whole models."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core", reason="needs megatron-core (tools/test_engines.sh megatron)")
 
 import deltasync  # noqa: E402
+import tiny_fsdp  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
 from megatron.core.distributed.fsdp.src.megatron_fsdp import uneven_dtensor  # noqa: E402
@@ -64,6 +65,62 @@ def test_uneven_parts_arrive_whole(replicas: int, tmp_path: Path) -> None:
             assert torch.equal(got[name], expected + step), (step, name)
 
 
+MODELS = [
+    ("llama", Parallel(dp=3)),
+    ("llama_tied", Parallel(dp=2)),
+    ("llama", Parallel(tp=2, dp=2)),
+    ("llama", Parallel(dp=4, instances=2)),
+    ("qwen3_moe", Parallel(ep=2, dp=4)),
+    ("qwen3_moe", Parallel(tp=2, ep=2, etp=1, dp=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), MODELS, ids=lambda value: str(value))
+def test_a_model_is_published_as_the_directory_has_it(whole: Any, name: str, layout: Parallel, tmp_path: Path) -> None:
+    model = whole(name)
+
+    def publish(rank: int) -> Any:
+        chunks = tiny_fsdp.divided(model.family, layout, model.chunks(layout), torch.float32)
+        parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+        assert all(isinstance(parameter, DTensor) for parameter in parameters)
+        options = {"hf": model.hf, "name": f"pytest-{os.getppid()}-fsdp", "timeout": LONG_S}
+        got = []
+        with deltasync.WeightManager(chunks, **options) as manager:
+            for _step in range(2):
+                manager.offload(chunks)  # the first one is proved
+                if rank == 0:
+                    with deltasync.Receiver(manager.endpoint, timeout=LONG_S) as receiver:
+                        receiver.update(manager.version)
+                        got.append({name: tensor.clone() for name, tensor in receiver.tensors()})
+                dist.barrier()
+                for parameter in parameters:
+                    parameter._local_tensor.detach().add_(1)
+        return got
+
+    for step, got in enumerate(run_ranks(layout.world, publish, tmp_path)[0]):
+        assert got.keys() == model.tensors.keys()
+        for tensor, expected in model.tensors.items():
+            assert torch.equal(got[tensor], expected + step), (step, tensor)
+
+
+def test_what_is_whole_for_a_forward_is_not_read(whole: Any, tmp_path: Path) -> None:
+    model, layout = whole("llama"), Parallel(dp=2)
+
+    def read(rank: int) -> str:
+        (chunk,) = tiny_fsdp.divided(model.family, layout, model.chunks(layout), torch.float32)
+        plan = deltasync.megatron.plan(chunk, model.hf)
+        assert deltasync.megatron.prove(plan, model.hf).identical
+        chunk.module._replace_param_with_raw_if_needed()
+        with pytest.raises(deltasync.errors.InvalidArgument) as raised:
+            plan._pieces.views()
+        chunk.module._replace_param_with_distributed_if_needed()
+        assert deltasync.megatron.prove(plan, model.hf).identical
+        return str(raised.value)
+
+    for said in run_ranks(2, read, tmp_path):
+        assert "put all of it together" in said and "after the optimizer" in said
+
+
 def test_a_model_of_dtensors_is_refused_with_what_to_do(whole: Any, tmp_path: Path) -> None:
     model = whole("llama")
 
@@ -77,4 +134,4 @@ def test_a_model_of_dtensors_is_refused_with_what_to_do(whole: Any, tmp_path: Pa
         return str(raised.value)
 
     (said,) = run_ranks(1, make, tmp_path)
-    assert "decoder.final_layernorm.weight" in said and "Megatron-FSDP" in said and "process_group=True" in said
+    assert "decoder.final_layernorm.weight" in said and "none of Megatron-FSDP" in said and "process_group=True" in said

@@ -68,9 +68,7 @@ class Packed(torch.nn.Module):
             setattr(self, side, inner)
 
     def sharded_state_dict(self, prefix: str) -> dict[str, Any]:
-        return {
-            f"{prefix}{side}": self._shards(f"{prefix}{side}.weight", side) for side in ("linear_in", "linear_out")
-        }
+        return {f"{prefix}{side}": self._shards(f"{prefix}{side}.weight", side) for side in ("linear_in", "linear_out")}
 
     def _shards(self, key: str, side: str) -> list[Any]:
         tensor = getattr(self, side).weight

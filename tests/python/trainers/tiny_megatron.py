@@ -60,6 +60,8 @@ class Parallel:
     dp: int = 1
     cp: int = 1
     padded: int = 128
+    #: Data-parallel replicas of what is divided over data-parallel ranks (HSDP).
+    instances: int = 1
     #: Megatron's notation of a pipeline's stages ("Et|ttt|L").
     stages: str | None = None
 
@@ -68,7 +70,7 @@ class Parallel:
         return self.tp * self.pp * self.cp * self.dp
 
     def __str__(self) -> str:
-        parts = {name: getattr(self, name) for name in ("tp", "pp", "vpp", "ep", "etp", "dp", "cp")}
+        parts = {name: getattr(self, name) for name in ("tp", "pp", "vpp", "ep", "etp", "dp", "cp", "instances")}
         text = "-".join(f"{name}{size}" for name, size in parts.items() if size not in (None, 1)) or "one"
         return f"{text}{'-stages' if self.stages else ''}{f'-v{self.padded}' if self.padded != 128 else ''}"
 
@@ -82,6 +84,7 @@ def start(layout: Parallel) -> None:
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.etp,
+        num_distributed_optimizer_instances=layout.instances,
         create_gloo_process_groups=False,
     )
 
