@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,37 @@ def placements() -> None:
         pair.manager.offload(state)
         pair.compare(state)
     assert alive == 0
+
+
+def generators() -> None:
+    """Each tensor is made in the memory of the one before, so nobody may keep them to read them twice."""
+    wanted = {f"w{i}": torch.full((8,), float(i)) for i in range(4)}
+
+    def exported() -> Iterator[tuple[str, torch.Tensor]]:
+        buffer = torch.empty(8)
+        for name, tensor in wanted.items():
+            yield name, buffer.copy_(tensor)
+
+    class Mapped(Mapping[str, torch.Tensor]):
+        buffer = torch.empty(8)
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return self.buffer.copy_(wanted[name])
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(wanted)
+
+        def __len__(self) -> int:
+            return len(wanted)
+
+    for tag, given in (("generators", exported), ("mappings", Mapped())):
+        with Pair(tag, wanted) as pair:
+            expect(errors.InvalidArgument, lambda: pair.manager.offload(exported()))
+            assert pair.manager.version is None
+            pair.manager.offload(given)
+            pair.compare(wanted)
+            pair.manager.offload(exported())  # the parts are known
+            pair.compare(wanted)
 
 
 #: A rank whose fellow does not come: its deadline passes, or it sees rank 0 fill a later version.
@@ -301,6 +332,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "steps": lambda: steps(None),
     "steps in bf16": lambda: steps(torch.bfloat16),
     "placements": placements,
+    "generators": generators,
     "transformers": transformers_model,
     "rank 0 fails": lambda: failures(0),
     "rank 1 fails": lambda: failures(1),

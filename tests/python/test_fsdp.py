@@ -10,8 +10,8 @@ from torch_ranks import require_ok, what_ranks_found
 pytest.importorskip("torch")
 
 CHECKS = [
-    *("steps", "steps in bf16", "placements", "transformers", "rank 0 fails", "rank 1 fails", "beginnings"),
-    *("fsdp1", "fsdp1, original"),
+    *("steps", "steps in bf16", "placements", "generators", "transformers"),
+    *("rank 0 fails", "rank 1 fails", "beginnings", "fsdp1", "fsdp1, original"),
 ]
 
 

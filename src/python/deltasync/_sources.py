@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ._arrays import is_torch_tensor
 from ._modules import is_module
 from ._slices import is_dtensor
-from .layouts import as_pair, module_stays, module_tensors, named_tensors
+from .errors import InvalidArgument
+from .layouts import as_pair, module_stays, named_tensors
 
 _DICT_ITEMS: type = type(dict[str, Any]().items())
 
@@ -22,13 +23,11 @@ class TensorSource:
         if callable(tensors) and not is_module(tensors):
             self._made_by = tensors
             tensors = tensors()
+        elif not isinstance(tensors, Iterator):  # it has them again
+            self._made_by = lambda: tensors
         pairs: Iterable[tuple[str, Any]] = named_tensors(tensors, "offload: tensors")
-        if is_module(tensors):
-            if module_stays(tensors):
-                pairs = list(pairs)
-            else:
-                module = tensors
-                self._made_by = lambda: module_tensors(module)
+        if is_module(tensors) and module_stays(tensors):
+            pairs = list(pairs)
         #: Whether all tensors are there and stay as they are until the version is written. Those of a generator do not;
         #: nor do those of a mapping whose items are not a dict's, which may make them when they are asked for.
         self.stay = isinstance(pairs, (_DICT_ITEMS, list, tuple))
@@ -38,16 +37,17 @@ class TensorSource:
         self.also_seen: Callable[[int], bool] = lambda _: False
 
     def rehearsed(self, look: Callable[[str, Any], None]) -> TensorSource:
-        """Shows `look` every pair; returns a source that has them again. The tensors of a generator are all alive at
-        once for that; those of a function that makes generators are not."""
-        if self._made_by is not None:
-            for item in self.items:
-                look(*as_pair(item, "offload: tensors"))
-            return TensorSource(self._made_by)
-        self.items = list(self.items)
+        """Shows `look` every pair; returns a source that has them again. InvalidArgument: of what gives them once only.
+        Keeping them would not do: a generator may make its next tensor in the memory of this one, or undo at its end
+        what it did to a model."""
+        if not self.stay and self._made_by is None:
+            raise InvalidArgument(
+                "offload: ranks need the first version's tensors twice, and an iterator gives them once",
+                "give a function that makes it: offload(lambda: export(model))",
+            )
         for item in self.items:
             look(*as_pair(item, "offload: tensors"))
-        return self
+        return self if self.stay else TensorSource(self._made_by)
 
     def leave(self, error: BaseException) -> None:
         """Takes part in what ranks make together though not all is wanted: else the others would wait for this one."""

@@ -244,9 +244,9 @@ class WeightManager:
         ``version``: its number, which grows; by default one more than the last. ``label``: the user's name for it.
 
         With a process group each rank writes its part of a DTensor, and rank 0 what has no parts. The ranks say which
-        parts those are once, when the first version is offloaded, and again after an error; tensors of a generator are
-        all alive for that, so give a function that makes the generator. An error on one rank is one on all, at once or
-        at the deadline; the default number then counts calls, those that failed too.
+        parts those are once, when the first version is offloaded, and again after an error, so give a function that
+        makes the generator: one that gives its tensors once is refused then. An error on one rank is one on all, at
+        once or at the deadline; the default number then counts calls, those that failed too.
 
         Errors: CoverageError (a tensor is missing or came twice), NotFound (a name that is not in the layout),
         InvalidArgument (shape or dtype differ; the message names the tensor), VersionConflict, DeadlinePassed (the
