@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -430,6 +431,39 @@ def test_default_numbers_go_on_after_an_interrupt_behind_the_commit(
         assert manager.offload(weights(3.0)).version.number == 3
     with pytest.raises(errors.InvalidArgument, match="closed"):
         manager.offload(weights())
+    with pytest.raises(errors.InvalidArgument, match="closed"):
+        manager.wait_ready()
+
+
+def test_an_interrupt_in_any_call_of_an_offload_leaves_the_manager_usable(segment_name: str) -> None:
+    offload = deltasync.WeightManager.offload.__code__
+
+    def interrupted(manager: deltasync.WeightManager, number: int) -> bool:
+        """Whether an offload makes as many calls; the one of this number ends in its beginning."""
+        calls = 0
+
+        def interrupt(frame: types.FrameType, event: str, _: object) -> None:
+            nonlocal calls
+            if event == "call" and frame.f_back is not None and frame.f_back.f_code is offload:
+                calls += 1
+                if calls == number:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            manager.offload(weights())
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    number = 1
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        while interrupted(manager, number):
+            manager.offload(weights())
+            number += 1
+    assert number > 5
 
 
 def _pull_in_a_spawned_worker(endpoint: str) -> float:

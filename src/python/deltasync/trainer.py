@@ -262,9 +262,9 @@ class WeightManager:
             self._across.begin_call(not self._planned)
         if self._export:
             self._export.begin_call()
-        self._offloading = True
         self._cast, self._made = {}, Made()
         source: TensorSource | None = None
+        self._offloading = True  # last: a signal's exception before would leave it so
         try:
             wanted = self._version(version, label)
             end = end_of("offload", timeout, self.timeout)
@@ -320,6 +320,8 @@ class WeightManager:
         """Waits until the agent serves ``version`` (its delta is encoded); by default the last one offloaded.
         DeadlinePassed, ConnectionFailed."""
         wanted = version or self._last
+        if not hasattr(self, "_writer"):
+            raise InvalidArgument("wait_ready: this manager is closed")
         if wanted is None:
             raise InvalidArgument("wait_ready: nothing has been offloaded")
         self._writer.wait_ready(wanted, left(end_of("wait_ready", timeout, self.timeout)))
