@@ -186,6 +186,19 @@ def generators() -> None:
             pair.compare(wanted)
 
 
+def alone() -> None:
+    """Without a process group each rank is a trainer of its own, which lacks the others' parts."""
+    mesh = dist.init_device_mesh("cpu", (2,))
+    for state in (sharded_model(), {"w": distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)])}):
+        with deltasync.WeightManager(state, name=f"{SEGMENT}-alone-{RANK}", timeout=LONG_S) as manager:
+            try:
+                manager.offload(state)
+            except errors.InvalidArgument as error:
+                assert "other ranks have parts of it" in str(error) and "process_group=True" in str(error), error
+            else:
+                raise AssertionError("a part was taken for the whole")
+
+
 #: A rank whose fellow does not come: its deadline passes, or it sees rank 0 fill a later version.
 LEFT_ALONE = (errors.DeadlinePassed, errors.VersionConflict)
 
@@ -333,6 +346,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "steps in bf16": lambda: steps(torch.bfloat16),
     "placements": placements,
     "generators": generators,
+    "alone": alone,
     "transformers": transformers_model,
     "rank 0 fails": lambda: failures(0),
     "rank 1 fails": lambda: failures(1),

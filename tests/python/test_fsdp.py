@@ -10,7 +10,7 @@ from torch_ranks import require_ok, what_ranks_found
 pytest.importorskip("torch")
 
 CHECKS = [
-    *("steps", "steps in bf16", "placements", "generators", "transformers"),
+    *("steps", "steps in bf16", "placements", "generators", "alone", "transformers"),
     *("rank 0 fails", "rank 1 fails", "beginnings", "fsdp1", "fsdp1, original"),
 ]
 

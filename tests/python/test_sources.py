@@ -225,6 +225,48 @@ def test_a_view_of_memory_that_was_given_up_is_refused(segment_name: str) -> Non
             manager.offload({"a": view})
 
 
+class OfOthers(torch.Tensor):
+    """As torchao's quantised tensors are."""
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype)
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data_of = data
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(arg.data_of if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+def test_a_tensor_that_is_made_of_others_is_refused_with_what_to_do(segment_name: str) -> None:
+    with deltasync.WeightManager({"a": torch.ones(2, 2)}, name=segment_name) as manager:
+        with pytest.raises(errors.InvalidArgument, match=r"a: .* a OfOthers is made of .*dequantize\(\)"):
+            manager.offload({"a": OfOthers(torch.ones(2, 2))})
+
+
+def divided_by_zero3(tensor: torch.Tensor) -> torch.nn.Parameter:
+    """What DeepSpeed leaves of a parameter between two uses."""
+    parameter = torch.nn.Parameter(tensor)
+    parameter.ds_shape = parameter.shape
+    parameter.data = torch.empty(0)
+    return parameter
+
+
+def test_parameters_that_zero3_has_divided_are_refused_with_what_to_do(segment_name: str) -> None:
+    module = torch.nn.Linear(4, 4)
+    state = module.state_dict()
+    module.weight = divided_by_zero3(module.weight.detach())
+    with pytest.raises(errors.Unsupported, match="weight: DeepSpeed.*GatheredParameters"):
+        deltasync.WeightManager(module, name=segment_name)
+    with deltasync.WeightManager(state, name=segment_name) as manager:
+        with pytest.raises(errors.Unsupported, match="weight: DeepSpeed.*GatheredParameters"):
+            manager.offload(module)
+        module.weight.data = state["weight"]  # gathered
+        manager.offload(module)
+
+
 def at_no_memory(address: int) -> np.ndarray[Any, Any]:
     given = {"data": (address, True), "shape": (4,), "typestr": "<f4", "version": 3}
     return np.asarray(type("Foreign", (), {"__array_interface__": given})())

@@ -174,17 +174,23 @@ FSDP1_REMEDY = (
     "train with FSDP2 (torch.distributed.fsdp.fully_shard), or offload(lambda: model.state_dict()) with "
     "StateDictType.FULL_STATE_DICT, which gathers the model on each rank"
 )
+ZERO3_REMEDY = (
+    "make the manager of the model's directory, and give offload() a function whose generator yields each parameter "
+    "inside deepspeed.zero.GatheredParameters"
+)
 
 
 def check_tensor(value: Any, name: str) -> None:
-    """InvalidArgument unless it has a tensor's dtype and shape; Unsupported: what FSDP1 has flattened. ``name`` is for
-    the message."""
+    """InvalidArgument unless it has a tensor's dtype and shape; Unsupported: what FSDP1 has flattened, or DeepSpeed's
+    ZeRO-3 has divided. ``name`` is for the message."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise InvalidArgument(
             f"{name}: a {type(value).__name__} is no tensor; give one of torch or numpy, or anything with DLPack"
         )
     if getattr(value, "_fsdp_flattened", False) or hasattr(value, "local_shards"):
         raise Unsupported(f"{name}: FSDP1 has a part of it, in no shape of its own", FSDP1_REMEDY)
+    if tuple(getattr(value, "ds_shape", value.shape)) != tuple(value.shape):
+        raise Unsupported(f"{name}: DeepSpeed's ZeRO-3 has divided it among the ranks", ZERO3_REMEDY)
 
 
 def check_dense(value: Any, name: str) -> None:
@@ -200,6 +206,11 @@ def check_memory(value: Any, name: str) -> None:
     need = (last + 1) * value.element_size()
     if need > (have := value.untyped_storage().nbytes()) and value.numel():
         raise InvalidArgument(f"{name}: the source has no memory ({need} bytes of its storage, which has {have})")
+    if value.data_ptr() == 0 and value.numel():
+        raise InvalidArgument(
+            f"{name}: the source has no memory: a {type(value).__name__} is made of other tensors",
+            "give those, by names of their own, or one dense tensor (such as its dequantize())",
+        )
 
 
 def transposed(value: Any, name: str) -> Array | None:

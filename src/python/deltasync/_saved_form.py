@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ._arrays import check_tensor
 from ._slices import ShardedView, is_dtensor
 from .errors import InternalError, Unsupported
 
@@ -173,6 +174,7 @@ def _runs(views: Mapping[str, _View], sharded: Collection[str]) -> list[_Run]:
 def _kind(tensor: Any, name: str) -> _Kind:
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"{name}: a {type(tensor).__name__} in the model's state is no tensor")
+    check_tensor(tensor, name)
     if is_dtensor(tensor):  # what is sharded is seen as a whole
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         return whole.shape, whole.stride(), whole.dtype, True

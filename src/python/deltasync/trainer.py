@@ -34,6 +34,7 @@ from .tls import TlsLike
 
 #: So many bytes at most, of tensors that are cast or copied first, are alive at a time.
 BUCKET_BYTES = 256 << 20
+_ALONE = "give process_group=True on all ranks, which then call every method together"
 
 
 class WeightManager:
@@ -440,10 +441,11 @@ class WeightManager:
         if isinstance(tensor, ExportedBox):
             return tensor, [tensor.rect]
         block: tuple[Any, list[int], list[int]] | None
-        if is_dtensor(tensor):
-            block = local_block(tensor, name, self._near)
-        elif isinstance(tensor, ShardedView):
-            block = tensor.block(name, self._near)
+        if is_dtensor(tensor) or isinstance(tensor, ShardedView):
+            whole = is_dtensor(tensor)
+            block = local_block(tensor, name, self._near) if whole else tensor.block(name, self._near)
+            if self._group.size == 1 and 0 not in shape and (block is None or tuple(block[2]) != shape):
+                raise InvalidArgument(f"{name}: other ranks have parts of it, or write it", _ALONE)
         elif self._group.rank != 0:
             return None  # every process has it; rank 0 writes it
         else:
