@@ -267,6 +267,23 @@ def test_parameters_that_zero3_has_divided_are_refused_with_what_to_do(segment_n
         manager.offload(module)
 
 
+def test_what_a_module_saves_beside_its_tensors_is_none_of_them(segment_name: str) -> None:
+    class Scaled(torch.nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    trained, served = (torch.nn.Sequential(Scaled(3, 3)) for _ in range(2))
+    with deltasync.WeightManager(trained, name=segment_name) as manager:
+        assert manager.layout.names() == ["0.weight", "0.bias"]
+        manager.offload()
+        with deltasync.Receiver(manager.endpoint, module=served, ignore=["0._extra_state"]) as receiver:
+            receiver.update()
+    assert torch.equal(trained[0].weight, served[0].weight)
+
+
 def at_no_memory(address: int) -> np.ndarray[Any, Any]:
     given = {"data": (address, True), "shape": (4,), "typestr": "<f4", "version": 3}
     return np.asarray(type("Foreign", (), {"__array_interface__": given})())

@@ -12,6 +12,8 @@ from .errors import Unsupported
 _COMPILED = "_orig_mod"
 #: The same of DistributedDataParallel and DataParallel.
 _PARALLEL = "module."
+#: What torch calls what a module saves beside its tensors (``get_extra_state``), which may be anything.
+_EXTRA = "_extra_state"
 
 
 def is_module(value: Any) -> bool:
@@ -29,6 +31,11 @@ def unwrapped(model: Any) -> Any:
             break
         model = inner
     return model
+
+
+def is_other_state(name: str, value: Any) -> bool:
+    """Of an item of a module's ``state_dict()``: whether its module saves it beside its tensors, and it is none."""
+    return name.rpartition(".")[2] == _EXTRA and not hasattr(value, "shape")
 
 
 def check_not_flattened(module: Any) -> None:

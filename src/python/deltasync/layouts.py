@@ -9,7 +9,7 @@ from typing import Any
 from . import _checks, _native, hf
 from ._arrays import check_dense, check_tensor, dtype_name, file_shape
 from ._dtypes import cast_specs
-from ._modules import check_not_flattened, checkpoint_name, checkpoint_names, is_module, unwrapped
+from ._modules import check_not_flattened, checkpoint_name, checkpoint_names, is_module, is_other_state, unwrapped
 from ._native import Layout, Sidecar, TensorSpec
 from .errors import InvalidArgument
 
@@ -26,7 +26,7 @@ def module_tensors(module: Any) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     state = unwrapped(module).state_dict(keep_vars=True)
     for name, tensor in state.items():
-        if id(tensor) in seen:
+        if id(tensor) in seen or is_other_state(name, tensor):
             continue
         seen.add(id(tensor))
         yield checkpoint_name(name), tensor
