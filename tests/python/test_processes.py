@@ -21,6 +21,7 @@ import deltasync
 import numpy as np
 import pytest
 from deltasync import errors
+from deltasync._segment_files import lock_file, remove_segments
 
 LIMIT_S = 120.0
 
@@ -162,6 +163,31 @@ def test_a_manager_may_be_dropped_while_its_agent_is_started_again(
     until(lambda: not agent._watcher.is_alive(), "the watcher's end")
     assert all(process.poll() is not None for process in started)
     Path(f"/dev/shm/{segment_name}.lock").unlink(missing_ok=True)  # of the agent that was killed
+
+
+def test_what_an_agent_leaves_that_is_killed_goes_with_the_manager(
+    segment_name: str, shm_files: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deltasync.agent, "_END_S", 0.2)
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        assert manager.agent is not None
+        manager.offload(weights())
+        os.kill(manager.agent.pid, signal.SIGSTOP)  # so that it does not end when it is asked to
+
+
+def test_only_the_files_of_an_agent_that_ended_are_removed(tmp_path: Path) -> None:
+    own = ["a.g1", "a.g1.d0", "a.g12.d3", "a.lock"]
+    others = ["a.b.g1", "a.b.lock", "ab.g1", "a.g1.txt", "b.g1"]
+    for name in (*own, *others):
+        (tmp_path / name).touch()
+    held = lock_file(tmp_path / "a.lock")
+    with pytest.raises(BlockingIOError):
+        remove_segments("a", tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(own + others)
+    os.close(held)
+    remove_segments("a", tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
+    remove_segments("a", tmp_path)
 
 
 def test_second_agent_of_a_name_says_who_has_it(agent: deltasync.AgentProcess) -> None:

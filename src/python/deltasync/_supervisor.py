@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from . import _programs
 from ._deadlines import left
+from ._segment_files import lock_file, remove_segments
 from ._tries import Tries
 from .agent import AgentProcess, end_process
 from .errors import AlreadyExists, Error, PermissionDenied
@@ -263,7 +263,7 @@ class Supervisor:
         while True:
             with contextlib.suppress(FileNotFoundError):  # one that closes has just taken it away
                 _make_own(self._directory)
-                return _lock(self._directory / "lock")
+                return lock_file(self._directory / "lock")
 
     def _runs_already(self) -> AlreadyExists:
         return AlreadyExists(
@@ -309,33 +309,7 @@ class Supervisor:
 
     def _remove_segments(self) -> None:
         """BlockingIOError: an agent has them, of a fleet whose processes have another directory for temporary files."""
-        directory = Path(self._options.shm_dir)
-        if not any(directory.glob(f"{self._tag}.*")):
-            return
-        lock = directory / f"{self._tag}.lock"
-        held = _lock(lock)
-        try:
-            for path in set(directory.glob(f"{self._tag}.*")) - {lock}:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            lock.unlink()
-        finally:
-            os.close(held)
-
-
-def _lock(file: Path) -> int:
-    """Made if it is not there; free when what is returned is closed. BlockingIOError: another process has it."""
-    while True:
-        held = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(held), file.lstat()):
-                    return held
-        except BaseException:
-            os.close(held)
-            raise
-        os.close(held)  # of a file that has been removed, which excludes nobody who comes later
+        remove_segments(self._tag, self._options.shm_dir)
 
 
 def _make_own(directory: Path) -> None:

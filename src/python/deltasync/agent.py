@@ -22,6 +22,7 @@ from typing import Any
 
 from . import _checks, _native, _programs
 from ._deadlines import seconds
+from ._segment_files import remove_segments
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
 from .tls import Tls, TlsLike
 
@@ -98,6 +99,7 @@ class AgentProcess:
         self._ready_file = directory / "ready.json"
         self._stderr_file = directory / "agent.log"
         self.name = name
+        self._shm_dir = os.fspath(shm_dir or "/dev/shm") if remove_segment else None
         self._held_port, self._listen = _hold_port(listen)
         self._command = [
             str(program),
@@ -172,6 +174,9 @@ class AgentProcess:
             self._kill()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_END_S)
+        if self._shm_dir is not None:
+            with contextlib.suppress(OSError):  # another agent has this name by now
+                remove_segments(self.name, self._shm_dir)  # which one that was killed has left
         self._release_places()
 
     def __enter__(self) -> AgentProcess:
