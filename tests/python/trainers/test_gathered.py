@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from deltasync import _carriers, _gather_plan, _gathering, megatron  # noqa: E402
+from deltasync._gather_plan import Share, Whole, for_homes  # noqa: E402
 from fake_trainer import Fake, same_bits  # noqa: E402
 from gathered_support import LONG_S, plan_of  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
@@ -170,3 +171,15 @@ def test_a_form_is_made_of_the_whole_tensor(fake: Fake, tmp_path: Path) -> None:
         return same_bits(made[form_of], expected[form_of].t()), same_bits(made[scale], expected[form_of][0]), len(made)
 
     assert run_ranks(2, export, tmp_path) == [(True, True, len(expected))] * 2
+
+
+def test_ranks_that_share_nothing_gather_side_by_side() -> None:
+    def tensors(first: int, *ranks: int) -> list[Whole]:
+        shares = tuple(Share(rank, (), 512) for rank in ranks)
+        return [Whole(first + number, (256,), "F32", 1024, shares, None, 0) for number in range(8)]
+
+    dense, experts = tensors(0, 0, 1), tensors(8, 2, 3)
+    alone, both = (for_homes(some, 4096, 0) for some in (dense, dense + experts))
+    assert len(alone) == len(both) > 1  # no step more for what other ranks have
+    for bucket in both:
+        assert {share.rank for whole in bucket.wholes for share in whole.shares} == {0, 1, 2, 3}
