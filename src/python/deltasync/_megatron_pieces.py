@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ._arrays import dtype_name
+from ._megatron_attributes import Ranks, shards_of
 from ._megatron_fsdp import Rows, is_divided, local, shares, undivided
 from ._modules import is_module
 from ._slices import is_dtensor
@@ -134,7 +135,14 @@ class RankPieces:
 def is_megatron(model: Any) -> bool:
     """Whether it is a model of Megatron, or a list of its chunks."""
     first = model[0] if isinstance(model, (list, tuple)) and model else model
-    return is_module(first) and hasattr(_innermost(first), "sharded_state_dict")
+    return is_module(first) and _is_of_megatron(_innermost(first))
+
+
+def _is_of_megatron(module: Any) -> bool:
+    """Whether there is something in it that knows which part of the model it is."""
+    return any(hasattr(inner, "sharded_state_dict") for inner in module.modules()) or any(
+        hasattr(parameter, "tensor_model_parallel") for parameter in module.parameters()
+    )
 
 
 def rows_here(chunks: Any) -> list[list[Any]]:
@@ -146,9 +154,10 @@ def as_chunks(chunks: Any) -> list[Any]:
     """InvalidArgument if they are no modules of Megatron."""
     found = [chunks] if is_module(chunks) else list(chunks) if isinstance(chunks, Iterable) else []
     for chunk in found:
-        if not is_module(chunk) or not hasattr(_innermost(chunk), "sharded_state_dict"):
+        if not is_module(chunk) or not _is_of_megatron(_innermost(chunk)):
             raise InvalidArgument(
-                f"model_chunks: a {type(chunk).__name__} has no sharded_state_dict()",
+                f"model_chunks: a {type(chunk).__name__} has no sharded_state_dict(), nor parameters that say which "
+                "part they are",
                 "give what Megatron trains: a GPTModel, or the list of its chunks",
             )
     if not found:
@@ -256,7 +265,14 @@ def _shards(module: Any) -> Iterator[Any]:
     group = _replicas_group(module)
     if group is not None:
         metadata["dp_cp_group"] = group
-    yield from _leaves(module.sharded_state_dict(metadata=metadata))
+    if hasattr(module, "sharded_state_dict"):
+        yield from _leaves(module.sharded_state_dict(metadata=metadata))
+        return
+
+    def ask(inner: Any, prefix: str) -> Iterator[Any]:
+        return _leaves(inner.sharded_state_dict(prefix=prefix, metadata=dict(metadata)))
+
+    yield from shards_of(module, ask, Ranks.here())
 
 
 def _replicas_group(module: Any) -> Any:

@@ -204,7 +204,11 @@ def plan(
 ) -> ExportPlan:
     """How the tensors of the directory ``hf`` are made of what all ranks hold. Reads names and shapes, no weights.
 
-    ``model_chunks``: what this rank trains: a GPTModel, or the list of its chunks, in whichever wrappers. ``hf``: a
+    ``model_chunks``: what this rank trains: a GPTModel, or the list of its chunks, in whichever wrappers. Of modules
+    that have no ``sharded_state_dict()`` the modules in them are asked, and the attributes of their own parameters:
+    ``tensor_model_parallel``, ``partition_dim``, ``partition_stride`` or ``partition_sizes``. These do not tell which
+    experts a rank has (refused), which layers of a pipeline (refused without ``layer_number``), what equal parts are
+    made of (gated delta nets), nor that a parameter without them is a part. ``hf``: a
     directory of an adapter (``adapter_config.json``, which names the base model's directory) has a LoRA's tensors, and
     only these are exported.
     ``tables``: pages of your own, looked at before those that come along. ``ignored``: patterns of the trainer's
@@ -216,7 +220,8 @@ def plan(
     ``timeout``: in seconds, until all ranks have called it.
 
     CoverageError: tensors of the trainer or of the directory that the page has no row for, or the ranks no element;
-    names both sides. LayoutMismatch: the shapes are not those that the page makes. Unsupported: fp8 primary weights.
+    names both sides. LayoutMismatch: the shapes are not those that the page makes. Unsupported: fp8 primary weights;
+    attributes that say otherwise than the layer's ``sharded_state_dict()``.
     NotFound: no page for the architecture that ``config.json`` names.
     """
     if mode not in MODES:
