@@ -12,7 +12,7 @@ from deltasync import errors
 torch = pytest.importorskip("torch")
 
 from deltasync._megatron_fsdp import Rows, rows_of  # noqa: E402
-from deltasync._megatron_pieces import RankPieces, as_chunks  # noqa: E402
+from deltasync._megatron_pieces import RankPieces, as_chunks, is_megatron  # noqa: E402
 
 
 @dataclass
@@ -204,6 +204,13 @@ def test_rows_follow_those_of_the_ranks_before() -> None:
     said[2][0][2] = 1
     with pytest.raises(errors.LayoutMismatch, match=r"\[5, 1, 0\] rows, and it has 7"):
         rows_of(said, 0, numbers)
+
+
+def test_a_model_around_modules_of_megatron_is_one_only_with_a_directory() -> None:
+    around = torch.nn.Sequential(Model())
+    assert is_megatron(Model(), plain=False) and is_megatron([Wrapper(Model(), False)], plain=False)
+    assert is_megatron(around, plain=True) and not is_megatron(around, plain=False)
+    assert not is_megatron(torch.nn.Sequential(torch.nn.Linear(2, 2)), plain=True)
 
 
 def test_chunks_of_a_virtual_pipeline_are_told_apart() -> None:

@@ -99,7 +99,7 @@ def export_of(
         )
     if prove not in ("first", "off"):
         raise InvalidArgument(f'prove={prove!r:.40} is neither "first" nor "off"')
-    if not is_megatron(model):
+    if not is_megatron(model, plain=hf is not None):
         if tables or ignored:
             raise InvalidArgument(
                 "WeightManager: tables= and ignored= beside a model that is none of Megatron's",

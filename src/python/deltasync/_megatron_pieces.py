@@ -132,10 +132,13 @@ class RankPieces:
                     module.start_param_sync(force_sync=True)
 
 
-def is_megatron(model: Any) -> bool:
-    """Whether it is a model of Megatron, or a list of its chunks."""
+def is_megatron(model: Any, *, plain: bool) -> bool:
+    """Whether it is a model of Megatron, or a list of its chunks. `plain`: or one with modules of Megatron in it."""
     first = model[0] if isinstance(model, (list, tuple)) and model else model
-    return is_module(first) and _is_of_megatron(_innermost(first))
+    if not is_module(first):
+        return False
+    module = _innermost(first)
+    return hasattr(module, "sharded_state_dict") or (plain and _is_of_megatron(module))
 
 
 def _is_of_megatron(module: Any) -> bool:
