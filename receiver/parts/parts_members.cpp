@@ -1,12 +1,11 @@
 // Who the members are, and which tiles each is asked for.
 #include <algorithm>
-#include <atomic>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/log.hpp"
 #include "format/coverage.hpp"
+#include "receiver/parts/at_once.hpp"
 #include "receiver/parts/parts_receiver.hpp"
 #include "receiver/parts/shares.hpp"
 
@@ -79,13 +78,10 @@ Status PartsReceiver::connect_member(Member& member, std::size_t number, const C
 /// Those that are not connected, all at once. What fails is noted; a member of another job is an error.
 Status PartsReceiver::connect_missing(const CallContext& until) {
   std::vector<Status> results(members_.size());
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      if (members_[i].receiver != nullptr) continue;
-      threads.emplace_back([this, i, &until, &results] { results[i] = connect_member(members_[i], i, until); });
-    }
-  }
+  at_once(members_.size(), until, [&](std::size_t i, const CallContext& each) {
+    if (members_[i].receiver == nullptr) results[i] = connect_member(members_[i], i, each);
+    return true;
+  });
   for (std::size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
     member.tried = std::chrono::steady_clock::now();
@@ -148,8 +144,14 @@ Status PartsReceiver::share_out() {
   }
   note_replaceable();
   std::vector<PartsStatus::Member> asked;
-  for (Member* member : needed()) asked.push_back({describe(*member), member->receiver->status()});
+  std::vector<const ReceiverImpl*> bringing;
+  for (Member* member : needed()) {
+    asked.push_back({describe(*member), member->receiver->status()});
+    bringing.push_back(member->receiver.get());
+  }
   status_->set(std::move(asked));
+  const std::lock_guard lock(bringing_mutex_);
+  bringing_ = std::move(bringing);
   return {};
 }
 

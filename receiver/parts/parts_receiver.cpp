@@ -36,6 +36,7 @@ PartsReceiver::PartsReceiver(ReceiverOptions options, const Tuning& tuning)
 
 PartsReceiver::~PartsReceiver() {
   drop_unfinished();
+  bringing_.clear();
   members_.clear();  // their targets name the real one
   joint_.reset();
   target_.reset();  // it uses the pool
@@ -129,9 +130,9 @@ std::string PartsStatus::last_error() const {
 
 std::pair<std::uint64_t, std::uint64_t> PartsReceiver::progress() const {
   std::pair<std::uint64_t, std::uint64_t> sum{0, 0};
-  for (const Member& member : members_) {
-    if (member.target == nullptr) continue;
-    const auto [done, all] = member.receiver->progress();
+  const std::lock_guard lock(bringing_mutex_);
+  for (const ReceiverImpl* const receiver : bringing_) {
+    const auto [done, all] = receiver->progress();
     sum.first += done;
     sum.second += all;
   }

@@ -68,7 +68,7 @@ class PartsReceiver final : public BoundTarget {
   struct Member {
     Part::Member at;
     std::unique_ptr<PartMap> map;  ///< null: not connected yet
-    /// Made again, with another target, when other tiles are asked from it. Null: not connected yet.
+    /// Bound again when other tiles are asked from it. Null: not connected yet.
     std::unique_ptr<ReceiverImpl> receiver;
     PartTarget* target = nullptr;            ///< bound there; null: nothing is asked from it
     bool replaceable = false;                ///< others have all that is asked from it
@@ -124,6 +124,8 @@ class PartsReceiver final : public BoundTarget {
   const std::shared_ptr<PartsStatus> status_ = std::make_shared<PartsStatus>();
   Part part_;  ///< of the first; what is the same of all is used
   std::vector<Member> members_;
+  mutable std::mutex bringing_mutex_;
+  std::vector<const ReceiverImpl*> bringing_;  ///< who is asked for tiles; protected by bringing_mutex_
   std::unique_ptr<JointUpdate> joint_;
   std::uint64_t scrubs_ = 0;
   bool members_changed_ = false;  ///< since a pull has begun to ask them

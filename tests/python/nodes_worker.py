@@ -240,9 +240,14 @@ def holes() -> None:
         fleet.compare(state)
         # Other parts than before.
         whole = {name: tensor.clone() for name, tensor in full_state(state).items()}
+        before = fleet.manager.epoch
         expect(errors.OutOfRange if RANK == 0 else errors.Error, lambda: fleet.manager.offload(whole))
         fleet.manager.offload(whole)
         assert fleet.manager.endpoints == [fleet.manager.endpoints[0]]
+        assert fleet.manager.epoch > before
+        if fleet.receiver is not None:
+            receiver = fleet.receiver
+            expect(errors.LayoutMismatch, receiver.update)
         fleet.receiver = None
         fleet.compare(whole)
         fleet.manager.offload(whole)

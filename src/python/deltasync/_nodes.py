@@ -158,6 +158,7 @@ class NodesWriter:
         self.layout = whole[0]
         self.epoch = 0
         self._held: bytes | None = None  # by all nodes, as _pack() has it
+        self._other_parts = True  # than in the epoch that there is
         self._part: tuple[Layout, Sidecar] | None = None
         self._writer: Writer | None = None
         self._places: dict[Rectangle, tuple[int, int, int]] = {}
@@ -184,6 +185,7 @@ class NodesWriter:
         held = self._agreement.agree(what, end, of_node if self._nodes.rank == 0 else b"", self._merge)
         if held != self._held:
             self._writer, self._held = None, None
+            self._other_parts = True
             self._use(_unpack(held), mine)
             self._held = held
         elif self._part is not None:
@@ -198,10 +200,11 @@ class NodesWriter:
             for rectangle in mine:
                 plan.add(*self.place(*rectangle), *rectangle[3:], 0)
             self._writer.register_plan(plan, left(end))
-            if self._writer.newest_epoch > epoch or epoch == 0:
-                epoch = self._writer.fresh_epoch()
+            # Receivers look at a new epoch's members.
+            if self._writer.newest_epoch > epoch or self._other_parts:
+                epoch = max(epoch + 1, self._writer.fresh_epoch())
         latest = self._agreement.agree("to attach", end, str(epoch).encode(), lambda said: max(said, key=int))
-        self.epoch = int(latest)
+        self.epoch, self._other_parts = int(latest), False
 
     def _join(self, said: list[bytes]) -> bytes:
         """What the ranks of this node hold together."""
