@@ -35,7 +35,9 @@ HttpPage pause(Desk& desk, const Ask& ask) {
   const std::string_view said = ask.parameter("mode");
   const auto mode = mode_of(said.empty() ? "abort" : said);
   if (!mode) return refused(422, "mode is abort, wait or keep, not " + std::string(said));
-  const Call call{.kind = Call::Kind::pause, .mode = *mode, .resets_caches = ask.flag("clear_cache", true)};
+  const auto resets_caches = ask.flag("clear_cache", true);
+  if (!resets_caches) return refused(422, resets_caches.error().message());
+  const Call call{.kind = Call::Kind::pause, .mode = *mode, .resets_caches = *resets_caches};
   return told(desk.service.call(call), {{"status", "paused"}});
 }
 

@@ -93,11 +93,18 @@ std::vector<std::string> Ask::list(std::string_view name) const {
   return out;
 }
 
-bool Ask::flag(std::string_view name, bool otherwise) const {
-  const std::string_view text = parameter(name);
-  if (text == "true" || text == "1" || text == "True") return true;
-  if (text == "false" || text == "0" || text == "False") return false;
-  return otherwise;
+/// In the words that FastAPI takes.
+Result<bool> Ask::flag(std::string_view name, bool otherwise) const {
+  std::string text(parameter(name));
+  if (text.empty()) return otherwise;
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  for (const std::string_view yes : {"true", "1", "yes", "on", "t", "y"}) {
+    if (text == yes) return true;
+  }
+  for (const std::string_view no : {"false", "0", "no", "off", "f", "n"}) {
+    if (text == no) return false;
+  }
+  return Error(Errc::invalid_argument, "'" + std::string(name) + "' is true or false, not '" + text + "'");
 }
 
 Result<std::optional<std::string>> Ask::text(const char* name) const {

@@ -25,7 +25,7 @@ struct Ask {
   std::string_view parameter(std::string_view name) const;
   /// "a,b" or several of that name: each by itself.
   std::vector<std::string> list(std::string_view name) const;
-  bool flag(std::string_view name, bool otherwise) const;
+  Result<bool> flag(std::string_view name, bool otherwise) const;
   /// Of the body; nothing if it is not there or null. Errors name a field of another type.
   Result<std::optional<std::string>> text(const char* name) const;
   Result<bool> boolean(const char* name, bool otherwise) const;

@@ -321,6 +321,17 @@ TEST_F(Routes, CachesAreResetBeforeTheirMemoryGoes) {
   EXPECT_EQ(notes.take(), (std::vector<std::string>{"stage", "commit"}));  // there are no caches
 }
 
+TEST_F(Routes, AFlagIsWhatItSaysOrAnError) {
+  for (const char* const no : {"false", "0", "no", "OFF", "n"}) {
+    vllm("/pause?mode=wait&clear_cache=" + std::string(no));
+    EXPECT_EQ(notes.take().back(), "wait_idle") << no;
+    vllm("/resume");
+    notes.take();
+  }
+  EXPECT_EQ(ask(vllm_routes(), "/pause?mode=wait&clear_cache=never").status, 422U);
+  EXPECT_EQ(notes.take(), std::vector<std::string>());
+}
+
 TEST_F(Routes, AFlushHasItsClientsTimeout) {
   notes.block("reset_caches");
   EXPECT_EQ(ask(sglang_routes(), "/flush_cache?timeout=0.02").status, 400U);
