@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,14 @@ def failures(broken_rank: int) -> None:
         else:
             expect(errors.DeadlinePassed, lambda: manager.offload(state, timeout=1.0), "ranks came by the deadline")
             expect(errors.InvalidArgument, lambda: manager.offload(state), "is a number")
+        # One that does not come at all finds the others again by the version.
+        for number in (11, 12):
+            if not breaks:
+                missed = partial(manager.offload, state, version=number, timeout=1.0)
+                expect(errors.DeadlinePassed, missed, "ranks came by the deadline")
+            dist.barrier()
+        manager.offload(state, version=13)
+        fleet.compare(state)
         expect(errors.VersionConflict, lambda: manager.offload(state, version=20 + RANK // 2))
         expect(errors.VersionConflict, lambda: manager.offload(state, version=30, label=f"of {RANK // 2}"), "'of 1'")
 

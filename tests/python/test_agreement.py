@@ -114,11 +114,28 @@ def test_who_does_not_come_is_waited_for_until_the_deadline() -> None:
     assert time.monotonic() - began < LONG_S / 2, "the first deadline is that of all"
     for error in found[:2] + found[3:]:
         assert isinstance(error, DeadlinePassed)
-        assert "3 of 4 ranks came by the deadline: to speak" in str(error)
+        assert "3 of 4 ranks came by the deadline, without rank 2: to speak" in str(error)
     with pytest.raises(DeadlinePassed):  # the late one
         ranks.agreements[2].agree("to speak", soon())
     assert not ranks.agreements[2].fail(ValueError())
     assert ranks.all_do(whole_call) == [b"ABCD"] * RANKS
+
+
+def test_who_missed_calls_finds_the_others_by_what_theirs_is_about() -> None:
+    ranks = Ranks()
+
+    def call(agreement: Agreement, rank: int, number: int, timeout: float = LONG_S) -> int:
+        agreement.begin(("first", "last"))
+        agreement.require_same(f"version {number}")
+        agreement.agree("to speak", time.monotonic() + timeout)
+        agreement.agree("to end", soon())
+        return number
+
+    for number in (1, 2):
+        found = ranks.all_do(lambda agreement, rank, n=number: rank == 1 or call(agreement, rank, n, 0.2))
+        assert [type(one) for one in found] == [DeadlinePassed, bool, DeadlinePassed, DeadlinePassed]
+    for number in (3, 4):
+        assert ranks.all_do(lambda agreement, rank, n=number: call(agreement, rank, n)) == [number] * RANKS
 
 
 def test_an_error_behind_the_last_word_comes_too_late() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from deltasync import _nodes
@@ -62,6 +64,16 @@ def test_this_host_on_its_way_to_the_master(monkeypatch: pytest.MonkeyPatch) -> 
         assert _nodes.own_address() == "its-name"
     monkeypatch.delenv("MASTER_ADDR")
     assert _nodes.own_address() == "its-name"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"), [(["a", "b"], ["a", "b"]), (["a", "a"], ["a-0", "a-1"]), (["a", "a", "a-1"], None)]
+)
+def test_nodes_have_different_names(hosts: list[str], names: list[str] | None) -> None:
+    said = [f"{host} boot-{i}" for i, host in enumerate(hosts)]
+    group: Any = SimpleNamespace(size=len(hosts), rank=0, gather=lambda *_: said)
+    made = _nodes.Nodes(group, 1.0).names
+    assert len(set(made)) == len(hosts) and made == (names or made)
 
 
 def test_rectangles_travel_as_they_are() -> None:

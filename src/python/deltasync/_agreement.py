@@ -16,6 +16,8 @@ from .errors import DeadlinePassed, Error, VersionConflict, from_code
 _VALUE_BYTES = 4 << 20
 #: Between two looks at the store.
 _PAUSE_MAX_S = 0.1
+#: What a rank adds when it comes to a step: one more, and which.
+_CAME = 1 << 32
 _OK = b"ok"
 _ERROR_CHARACTERS = 2000
 
@@ -35,20 +37,23 @@ class Agreement:
     not do: one that a rank has left at its deadline leaves the ranks out of step.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, name: str) -> None:
-        """`store`: of torch.distributed, the same on all ranks (common_store()). `name`: of this agreement there."""
+    def __init__(self, store: Any, rank: int, size: int, name: str, called: Sequence[int] = ()) -> None:
+        """`store`: of torch.distributed, the same on all ranks (common_store()). `name`: of this agreement there.
+        `called`: what messages call its ranks, if not 0, 1, ..."""
         self._store = RankStore(RankGroup(store, rank, size, name=name))
         self._store.begin()
         weakref.finalize(self, self._store.close)
         self._rank, self._size = rank, size
-        self._call = 0
+        self._called = list(called) or list(range(size))
+        #: How many there have been, this one too.
+        self.call = 0
         self._steps: list[str] = []  # of this call, those that are not decided
         self._put_here: list[str] = []  # keys of this call
         self._done: list[list[str]] = []  # keys of earlier calls
 
     def begin(self, steps: Sequence[str]) -> None:
-        """A call of these steps. agree() follows for each, or fail()."""
-        self._call += 1
+        """A call of these steps. require_same() may follow; then agree() for each, or fail()."""
+        self.call += 1
         self._steps = list(steps)
         if not steps:
             return
@@ -59,12 +64,19 @@ class Agreement:
             self._put_here += [self._key(step, what) for step in steps for what in ("count", "outcome")]
 
     def require_same(self, about: str) -> None:
-        """VersionConflict if another rank's call is about another thing."""
-        others = self._decide(self._key("about"), about.encode())
+        """VersionConflict if another rank's call is about another thing. A call that the others have given up because
+        this rank did not come to it, and that was about another thing, is passed over."""
+        while (others := self._decide(self._key("about"), about.encode())) != about.encode() and self._was_missed():
+            self.begin(self._steps)
         if others != about.encode():
             raise VersionConflict(
                 f"process_group: rank {self._rank} asks for {about}, another rank for {others.decode()}"
             )
+
+    def go_on_to(self, call: int) -> None:
+        """Where another agreement of the same calls is, which has passed some over."""
+        while self.call < call:
+            self.begin(self._steps)
 
     @property
     def next_step(self) -> str:
@@ -78,7 +90,7 @@ class Agreement:
         step = self._steps[0]
         if merge is not None:
             self._put(self._key(step, str(self._rank)), mine)
-        if self._store.add(self._key(step, "count"), 1) == self._size:
+        if self._store.add(self._key(step, "count"), _CAME + self._called[self._rank]) // _CAME == self._size:
             try:
                 if merge is not None:
                     said = [self._get(self._key(step, str(rank))) for rank in range(self._size)]
@@ -112,7 +124,7 @@ class Agreement:
         return True
 
     def _key(self, *words: str) -> str:
-        return "/".join((str(self._call), *words))
+        return "/".join((str(self.call), *words))
 
     def _decide(self, key: str, value: bytes) -> bytes:
         """What counts: the first value."""
@@ -123,11 +135,24 @@ class Agreement:
         began = time.monotonic()
         while not self._store.check([key]):  # its wait() would hold up signals, and log that it ends
             if left(end) == 0:
-                come = self._store.add(self._key(step, "count"), 0)
-                late = DeadlinePassed(f"process_group: {come} of {self._size} ranks came by the deadline: {what}")
-                return self._decide(key, _said(late, ""))
+                return self._decide(key, _said(self._late(step, what), ""))
             time.sleep(min((time.monotonic() - began) / 8 + 0.0005, _PAUSE_MAX_S, left(end)))
         return self._store.get(key)
+
+    def _late(self, step: str, what: str) -> DeadlinePassed:
+        come, sum_of_ranks = divmod(self._store.add(self._key(step, "count"), 0), _CAME)
+        missing = f", without rank {sum(self._called) - sum_of_ranks}" if come == self._size - 1 else ""
+        return DeadlinePassed(
+            f"process_group: {come} of {self._size} ranks came by the deadline{missing}: {what}",
+            "all ranks make each call; one that may miss some says version=, by which it finds the others again",
+        )
+
+    def _was_missed(self) -> bool:
+        key = self._key(self._steps[0], "outcome")
+        if not self._store.check([key]):
+            return False
+        outcome = self._store.get(key)
+        return outcome != _OK and json.loads(outcome)["code"] == DeadlinePassed.code
 
     def _put(self, key: str, value: bytes) -> None:
         parts = [value[at : at + _VALUE_BYTES] for at in range(0, len(value), _VALUE_BYTES)]

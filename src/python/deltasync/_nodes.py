@@ -50,10 +50,10 @@ class Nodes:
         self.mine = self.of[group.rank]
         #: By node.
         self.first_ranks = [self.of.index(node) for node in range(self.count)]
-        ranks = [rank for rank, node in enumerate(self.of) if node == self.mine]
-        self.rank, self.size = ranks.index(group.rank), len(ranks)  # among those of this node
+        self.ranks = [rank for rank, node in enumerate(self.of) if node == self.mine]
+        self.rank, self.size = self.ranks.index(group.rank), len(self.ranks)  # among those of this node
         names = [node.split()[0] for node in firsts]
-        self.names = [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
+        self.names = names if len(set(names)) == len(names) else [f"{name}-{i}" for i, name in enumerate(names)]
 
     def global_ranks(self) -> frozenset[int]:
         """Of this node, as torch.distributed numbers all processes."""
@@ -76,7 +76,7 @@ class Nodes:
         """`endpoints`: of the agents of all nodes. All ranks call it."""
         name = self._group.from_leader(lambda: secrets.token_hex(8), timeout)
         of_all = Agreement(common_store(), self._group.rank, self._group.size, f"trainer {name}")
-        of_node = Agreement(common_store(), self.rank, self.size, f"trainer {name}/{self.mine}")
+        of_node = Agreement(common_store(), self.rank, self.size, f"trainer {name}/{self.mine}", self.ranks)
         return NodesWriter(self, of_all, of_node, whole, endpoints, attach)
 
 
@@ -175,6 +175,7 @@ class NodesWriter:
     def require_same(self, about: str) -> None:
         """VersionConflict if another rank's call is about another version."""
         self._agreement.require_same(about)
+        self._of_node.go_on_to(self._agreement.call)
 
     def plan(self, mine: list[Rectangle], end: float) -> None:
         """What this rank writes in each version. CoverageError, on all ranks: the nodes do not hold each element, or
