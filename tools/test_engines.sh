@@ -59,9 +59,12 @@ prepare() {
       alone=("areal==$AREAL")
       ;;
     verl)
+      # Its rollouts are made only beside a vLLM.
       resolved=("ray==$RAY" tensordict omegaconf hydra-core codetiming fastapi uvicorn pydantic orjson pyarrow pandas
-        psutil cachetools peft "transformers>=5.16.1,<5.21" requests)
-      alone=("verl==$VERL")
+        psutil cachetools peft "transformers>=5.16.1,<5.21" requests aiohttp pyzmq cbor2 openai_harmony openai pybase64
+        cloudpickle msgspec pillow uvloop py-cpuinfo prometheus-client partial_json_parser apache-tvm-ffi torchdata
+        datasets regex loguru einops model-hosting-container-standards)
+      alone=("verl==$VERL" "vllm==$VLLM" compressed-tensors==0.18.0 xgrammar llguidance)
       ;;
     ray) resolved=("ray==$RAY") ;;
     peft) resolved=("peft==$PEFT" "transformers>=5.16.1,<5.21") ;;

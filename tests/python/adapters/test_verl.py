@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,11 +25,14 @@ pytestmark = pytest.mark.engines
 MODULE = "deltasync.adapters.verl"
 
 
+def variables(*more: str) -> dict[str, str]:
+    paths = [path for path in sys.path if (Path(path) / "deltasync").is_dir()]
+    return {"PYTHONPATH": os.pathsep.join([*more, *paths, str(Path(__file__).parent)])}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    paths = [path for path in sys.path if (Path(path) / "deltasync").is_dir()]
-    variables = {"PYTHONPATH": os.pathsep.join([*paths, str(Path(__file__).parent)])}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables()})
     yield
     ray.shutdown()
 
@@ -153,3 +158,76 @@ def test_a_trainer_of_the_same_port_and_another_token_is_another_one() -> None:
     assert engine._receiver is kept and not kept.closed
     engine.init_process_group(sender | {"token": "second"})
     assert engine._receiver is None and kept.closed
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_in_place(cluster: None, tmp_path: Path, shm_files: set[str]) -> None:
+    """vLLM's workers pull what changed, also where verl discards their weights before each update."""
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    import verl_actors
+    from checkpoints import write_config
+    from vllm_replica import write_dist_info
+
+    write_config(verl_actors.MODEL, tmp_path)
+    write_dist_info(tmp_path)  # vLLM finds the back end by its entry point
+    environment = variables(str(tmp_path), *verl_actors.PATHS)
+    remote = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
+    server = ray.remote(verl_actors.Server).options(name="vllm_server_0_0", **remote).remote(free_port())
+    trainer = ray.remote(verl_actors.Trainer).options(**remote).remote(in_place=True)
+    ranks = {"WORLD_SIZE": "1", "RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    config = CheckpointEngineConfig(backend="deltasync", custom_backend_module=MODULE)
+    step = 0
+    for sleep_level in (0, 2):
+        ports = {"MASTER_PORT": str(free_port()), "WG_BACKEND": "ray"}
+        worker = verl_actors.rollout_worker(str(tmp_path), environment | ranks | ports, sleep_level > 0)
+        replica = verl_actors.Replica(worker, server, sleep_level)
+        manager = CheckpointEngineManager(config, verl_actors.TrainerGroup(trainer), [replica])
+        began = ["init_weight_transfer_engine"]
+        for mode in ("loaded", "delta", "delta"):
+            step += 1
+            assert manager.update_weights(global_steps=step) == {"deltasync/version": step}
+            called = ray.get(server.called.remote())
+            session = ["start_weight_update", "update_weights", "finish_weight_update"]
+            assert called == [*began, *session, "clear_kv_cache", f"set_global_steps {step}"]
+            began = []
+            assert ray.get(server.do.remote("state"))["report"] == mode, (sleep_level, step)
+            ray.get(server.do.remote("snapshot", step))
+        ray.kill(worker)
+    found = ray.get(server.do.remote("compare", step))
+    assert found == {number: [] for number in range(1, step + 1)}
+    ray.get(trainer.close.remote())
+    ray.kill(server)
+
+
+def test_in_place_is_refused_where_no_engine_pulls() -> None:
+    from verl.workers.rollout.base import get_rollout_class
+
+    with pytest.raises(errors.InvalidArgument, match="no tensor is handed on"):
+        Worker(in_place=True, device="cpu")
+    Worker(in_place=True)
+    with pytest.raises(errors.Unsupported, match="rollout.name=sglang: only vLLM"):
+        get_rollout_class("sglang")(SimpleNamespace(name="sglang"))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "model", "what"),
+    [({"quantization": "fp8"}, {}, "quantises"), ({}, {"lora_rank": 8}, "LoRA"), ({}, {"lora": {"rank": 8}}, "LoRA")],
+)
+def test_in_place_is_refused_where_verl_changes_the_weights(
+    monkeypatch: pytest.MonkeyPatch, rollout: dict[str, Any], model: dict[str, Any], what: str
+) -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from deltasync.adapters import verl_vllm
+
+    def made(self: Any, config: Any, model_config: Any) -> None:
+        self.config, self.model_config = config, model_config
+
+    monkeypatch.setattr(verl_vllm.vllm_rollout.ServerAdapter, "__init__", made)
+    config = SimpleNamespace(**({"quantization": None, "qat": None} | rollout))
+    with pytest.raises(errors.Unsupported, match=what):
+        verl_vllm.ServerAdapter(config, SimpleNamespace(**({"lora_rank": 0, "lora": {}} | model)))

@@ -25,6 +25,8 @@ class Rank:
         from vllm.plugins import load_general_plugins
         from vllm.v1.worker.gpu_worker import Worker
 
+        torch.accelerator.synchronize = lambda *_: None
+        torch.accelerator.get_memory_info = lambda *_: (1 << 30, 2 << 30)
         load_general_plugins()  # finds deltasync's entry point
         self.imported_early = "deltasync.engines.vllm_engine" in sys.modules
         self.name = name
@@ -35,6 +37,8 @@ class Rank:
         self.config = config
         worker = self.worker = Worker.__new__(Worker)
         worker.vllm_config, worker.rank, worker.device = config, rank, torch.device("cpu")
+        worker.synchronize_device = lambda: None
+        worker.model_config = config.model_config
         worker.speculative_config = SimpleNamespace(draft_model_config=config.model_config)
         self.draft = None
         self.lora_resets = 0
@@ -247,13 +251,9 @@ class Rank:
 
 
 def main(name, ranks, rank, port, stages):
-    torch.accelerator.synchronize = lambda *_: None
-    torch.accelerator.get_memory_info = lambda *_: (1 << 30, 2 << 30)
     out = sys.stdout
     sys.stdout = sys.stderr
     served = Rank(name, int(ranks), int(rank), int(port), int(stages))
-    served.worker.synchronize_device = lambda: None
-    served.worker.model_config = served.config.model_config
     print(json.dumps({"value": "ready"}), file=out, flush=True)
     for line in sys.stdin:
         command = json.loads(line)

@@ -8,8 +8,8 @@ Options go to ``checkpoint_engine.engine_kwargs.deltasync``; see :class:`Deltasy
 ``receive_weights`` at the same time, ``finalize``.
 
 Between hosts only what changed travels, and each worker keeps the whole model in host memory; verl then hands all of
-its tensors to the inference engine, as with its other engines. The agent's address and token go with ``prepare``'s
-metadata.
+its tensors to the inference engine, as with its other engines. ``in_place``: vLLM's workers pull what changed into
+their weights instead. The agent's address and token go with ``prepare``'s metadata.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .._deadlines import left
 from .._native import Version
 from ..errors import InternalError, InvalidArgument
 from ..rollout import Receiver
-from ..tls import TlsLike
+from ..tls import Tls, TlsLike
+from . import verl_in_place
 from .publisher import Publisher
 
 
@@ -42,6 +43,9 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     ``ca``, ...) that every worker's host has, each its own; ``receiver_tls``: other ones on rollout workers.
     ``device``: where rollout workers put a tensor before they hand it on; by default the host. ``timeout``: of one
     step's transfer, in seconds.
+    ``in_place``: vLLM's workers pull by themselves, and rollout workers hold no model. vLLM has to be started with
+    deltasync as its weight transfer back end: ``rollout.engine_kwargs.vllm.weight_transfer_config.backend=deltasync``.
+    Further options are those of :class:`~deltasync.Receiver`; in place those of ``init_info`` (docs/guides/vllm.md).
     ``bucket_size`` is not used: nothing is sent in buckets.
     """
 
@@ -59,12 +63,19 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         tls: TlsLike = None,
         receiver_tls: TlsLike = None,
         device: str | None = None,
+        in_place: bool = False,
         timeout: float = 600.0,
         **receiver: Any,
     ) -> None:
         self.is_master = is_master
         self.timeout = timeout
         self.device = device
+        self.in_place = in_place
+        if in_place:
+            if device is not None:
+                raise InvalidArgument("device= with in_place: no tensor is handed on")
+            self.wire_format = verl_in_place.WIRE_FORMAT
+            verl_in_place.register()
         self._publisher_options: dict[str, Any] = {
             "model": model,
             "dtype": dtype,
@@ -126,12 +137,19 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         await asyncio.to_thread(self._publisher.wait_ready, timeout=left(end))
         return {"deltasync/version": float(report.version.number)}
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[Any, None]:
         """Waits for this step's version, and yields all tensors of it, verified. They are views of memory that the
-        next step writes. Raises deltasync's errors; the version before is then the one that is kept."""
+        next step writes. Raises deltasync's errors; the version before is then the one that is kept.
+
+        In place: yields what to tell the server, once."""
         sender = self._sender
         if sender is None:
             raise InvalidArgument("receive_weights: init_process_group() comes first")
+        if self.in_place:
+            init = {"agent": sender["endpoint"], "token": sender["token"] or None} | self._receiver_options
+            init["tls"] = Tls.of(init["tls"]).as_mapping() or None
+            yield verl_in_place.Update(init, sender["number"], self.timeout)
+            return
         version = await asyncio.to_thread(self._receive, sender["endpoint"], sender["token"], sender["number"])
         if global_steps is not None and version.label not in ("", f"step-{global_steps}"):
             raise InternalError(f"version {version.number} is {version.label}, not step {global_steps}")

@@ -40,6 +40,8 @@ class DeltasyncInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     deadline_ms: int = 300_000
     #: File with the token that agent and receiver share, on this worker's host.
     token_file: str | None = None
+    #: The token itself, from callers inside the cluster whose hosts share no file. Over HTTP a file is better.
+    token: str | None = field(default=None, repr=False)
     #: Files of TLS on this worker's host: ``{"ca": ..., "cert": ..., "key": ..., "name": ...}``; see deltasync.Tls.
     tls: dict[str, Any] | None = None
     #: The agent of a draft model that is published apart; without it the draft is in the same checkpoint.
@@ -242,6 +244,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
             name=f"vllm-dp{parallel.data_parallel_index}-rank{parallel.rank}{suffix}",
             timeout=info.deadline_ms / 1e3,
             token_file=info.token_file,
+            token=info.token or "",
             tls=info.tls,
             streams=info.streams,
             threads=info.threads,
