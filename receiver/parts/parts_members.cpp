@@ -77,13 +77,17 @@ Status PartsReceiver::connect_member(Member& member, std::size_t number, const C
 
 /// Those that are not connected, all at once. What fails is noted; a member of another job is an error.
 Status PartsReceiver::connect_missing(const CallContext& until) {
-  std::vector<Status> results(members_.size());
-  at_once(members_.size(), until, [&](std::size_t i, const CallContext& each) {
-    if (members_[i].receiver == nullptr) results[i] = connect_member(members_[i], i, each);
+  std::vector<std::size_t> missing;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].receiver == nullptr) missing.push_back(i);
+  }
+  std::vector<Status> results(missing.size());
+  at_once(missing.size(), until, [&](std::size_t i, const CallContext& each) {
+    results[i] = connect_member(members_[missing[i]], missing[i], each);
     return true;
   });
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    Member& member = members_[i];
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    Member& member = members_[missing[i]];
     member.tried = std::chrono::steady_clock::now();
     if (results[i].ok()) {
       member.away.reset();

@@ -46,7 +46,10 @@ PartsReceiver::~PartsReceiver() {
 
 Status PartsReceiver::bind(std::unique_ptr<Target> target, const std::vector<Slice>& slices, const CallOptions& call) {
   DS_ASSIGN(const TileSet wanted, TileSet::of(*layout_, slices).with_context("bind"));
-  DS_TRY(divide_tiles(wanted).with_context("bind"));
+  if (!divide_tiles(wanted)) {  // who was away at the beginning may be there now
+    DS_TRY(connect_missing(CallContext(call)).with_context("bind"));
+    DS_TRY(divide_tiles(wanted).with_context("bind"));
+  }
   return BoundTarget::bind(std::move(target), slices, call);
 }
 
