@@ -81,6 +81,15 @@ def test_a_cast_is_no_quantisation() -> None:
         dtypes({"a": f8(4)}, lambda name, dtype: "bfloat16")
 
 
+def test_a_dtype_that_numpy_does_not_know_is_named_with_what_brings_it() -> None:
+    class Array:
+        def astype(self, name: str) -> None:
+            raise TypeError(f"data type '{name}' not understood")  # as numpy says it before ml_dtypes is imported
+
+    with pytest.raises(errors.InvalidArgument, match=r"w: .* F32 to BF16: .*'bfloat16'.*import ml_dtypes"):
+        deltasync._arrays.cast_to(Array(), "w", "F32", "BF16")
+
+
 def test_a_quantised_layout_takes_no_other_numbers(segment_name: str) -> None:
     with deltasync.WeightManager({"a": f8(4)}, name=segment_name) as manager:
         with pytest.raises(errors.InvalidArgument, match="a: its dtype is BF16, the layout's F8_E4M3"):

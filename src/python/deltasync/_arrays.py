@@ -300,4 +300,6 @@ def cast_to(tensor: Any, name: str, have: str, want: str) -> Any:
     try:
         return tensor.astype(NAMES[want])
     except TypeError as error:
-        raise InvalidArgument(f"{name}: numpy cannot cast {have} to {want}: {error}") from error
+        raise InvalidArgument(
+            f"{name}: numpy cannot cast {have} to {want}: {error}", "import ml_dtypes, which gives numpy such dtypes"
+        ) from error
