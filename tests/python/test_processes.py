@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -93,6 +94,19 @@ def test_agent_that_dies_is_started_again(by: int, segment_name: str) -> None:
             assert manager.agent.pid != first
             manager.offload(weights(2.0))
             assert receiver.update(2).version.number == 2
+            assert dict(receiver.arrays())["w"][0, 0] == 2.0
+
+
+def test_an_agent_is_started_again_though_its_directory_was_cleared(segment_name: str) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        assert manager.agent is not None
+        shutil.rmtree(Path(manager.socket).parent)
+        os.kill(manager.agent.pid, signal.SIGKILL)
+        until(lambda: manager.agent is not None and manager.agent.restarts == 1, "the agent's restart")
+        manager.offload(weights(2.0))
+        with deltasync.Receiver(manager.endpoint) as receiver:
+            receiver.update(2)
             assert dict(receiver.arrays())["w"][0, 0] == 2.0
 
 

@@ -223,7 +223,7 @@ def test_a_directory_that_others_could_change_is_refused(nodes: Nodes, tmp_path:
         else:
             directory.mkdir()
             directory.chmod(0o755)
-        with pytest.raises(errors.PermissionDenied, match="remove it, or give the fleet another name="):
+        with pytest.raises(errors.PermissionDenied, match="remove it, or give another name="):
             supervisor.start(DEADLINE_S)
         assert list(tmp_path.iterdir()) == []
     finally:

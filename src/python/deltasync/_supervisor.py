@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 import threading
@@ -22,8 +21,8 @@ from . import _programs
 from ._deadlines import left
 from ._segment_files import lock_file, remove_segments
 from ._tries import Tries
-from .agent import AgentProcess, end_process
-from .errors import AlreadyExists, Error, PermissionDenied
+from .agent import AgentProcess, end_process, make_own
+from .errors import AlreadyExists, Error
 from .tls import Tls
 
 _log = logging.getLogger("deltasync.supervisor")
@@ -262,7 +261,7 @@ class Supervisor:
     def _lock_directory(self) -> int:
         while True:
             with contextlib.suppress(FileNotFoundError):  # one that closes has just taken it away
-                _make_own(self._directory)
+                make_own(self._directory)
                 return lock_file(self._directory / "lock")
 
     def _runs_already(self) -> AlreadyExists:
@@ -310,15 +309,3 @@ class Supervisor:
     def _remove_segments(self) -> None:
         """BlockingIOError: an agent has them, of a fleet whose processes have another directory for temporary files."""
         remove_segments(self._tag, self._options.shm_dir)
-
-
-def _make_own(directory: Path) -> None:
-    """Makes it, of mode 0700. PermissionDenied: what is there is a link, or open to others, who could change what it
-    has."""
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionDenied(
-            f"{directory} is a link, another user's, or open to others", "remove it, or give the fleet another name="
-        )

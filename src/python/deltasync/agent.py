@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import socket as socket_module
+import stat
 import subprocess
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from typing import Any
 from . import _checks, _native, _programs
 from ._deadlines import seconds
 from ._segment_files import remove_segments
-from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, from_code
+from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, PermissionDenied, from_code
 from .tls import Tls, TlsLike
 
 _log = logging.getLogger("deltasync.agent")
@@ -186,6 +187,7 @@ class AgentProcess:
         self.stop()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        make_own(self._directory)  # again: who clears directories for temporary files may have taken it away
         self._ready_file.unlink(missing_ok=True)
         with self._stderr_file.open("ab") as log:
             return subprocess.Popen(
@@ -275,6 +277,18 @@ def _hold_port(listen: str) -> tuple[socket_module.socket | None, str]:
         held.close()
         return None, listen
     return held, f"{host}:{held.getsockname()[1]}"
+
+
+def make_own(directory: Path) -> None:
+    """Makes it, of mode 0700. PermissionDenied: what is there is a link, or open to others, who could change what it
+    has."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionDenied(
+            f"{directory} is a link, another user's, or open to others", "remove it, or give another name="
+        )
 
 
 def end_process(process: subprocess.Popen[bytes] | None) -> None:
