@@ -92,6 +92,8 @@ PLOTTED = (
 
 def isas() -> list[str]:
     """The widest that is built for this processor, and those below it."""
+    if platform.machine() == "aarch64":
+        return ["neon"]
     flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[:1] or [""])
     have = set(" ".join(flags).split())
     known = []

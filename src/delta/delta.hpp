@@ -277,7 +277,7 @@ void write_resolved(const Layout& layout, const TileRecord& record, std::byte* f
 
 // ---- instruction sets ----------------------------------------------------------------------------------------
 
-/// "scalar", "avx2" or "avx512": what this process uses. Chosen once from the CPU; the environment variable
+/// "scalar", "avx2", "avx512" or "neon": what this process uses. Chosen once from the CPU; the environment variable
 /// DELTASYNC_ISA forces one (an unavailable or unknown one is an error at start: the process says so and exits).
 const char* isa_name();
 

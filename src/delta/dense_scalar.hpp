@@ -124,16 +124,21 @@ static inline std::uint64_t read_long(const std::byte* plane, std::uint64_t at, 
   return read_bits(plane, at, 32) | read_bits(plane, at + 32, bits - 32) << 32;
 }
 
+/// What joining has met so far.
+struct DenseMet {
+  std::uint64_t quotients = 0;
+  std::uint32_t escapes = 0;
+};
+
 template <class U>
-static inline const char* join_numbers(const DensePlanes& planes, std::uint32_t elements, std::byte* diffs) noexcept {
+static inline const char* join_some(const DensePlanes& planes, std::uint32_t first, std::uint32_t end, DenseMet& met,
+                                    std::byte* diffs) noexcept {
   constexpr unsigned kBits = sizeof(U) * 8;
   U* const out = reinterpret_cast<U*>(diffs);
   const unsigned k = planes.k;
   const std::uint64_t mask = (std::uint64_t{1} << k) - 1;
-  std::uint64_t sum = 0;
-  std::uint32_t escapes = 0;
-  std::uint64_t at = 0;
-  for (std::uint32_t i = 0; i < elements; ++i, at += k) {
+  std::uint64_t at = std::uint64_t{first} * k;
+  for (std::uint32_t i = first; i < end; ++i, at += k) {
     std::uint64_t q = planes.quotients[i];
     std::uint64_t low = 0;
     if constexpr (sizeof(U) == 8) {
@@ -141,20 +146,31 @@ static inline const char* join_numbers(const DensePlanes& planes, std::uint32_t 
     } else {
       low = load_raw<std::uint64_t>(planes.low + (at >> 3)) >> (at & 7) & mask;  // k < 32
     }
-    sum += q;
+    met.quotients += q;
     if (q >= kDenseEscape) {
       if (q > kDenseEscape) return "a quotient is longer than an escape";
-      if (escapes == planes.escapes) return "more escapes than its record says";
-      q = read_long(planes.escape, std::uint64_t{escapes++} * (kBits - k), kBits - k);
+      if (met.escapes == planes.escapes) return "more escapes than its record says";
+      q = read_long(planes.escape, std::uint64_t{met.escapes++} * (kBits - k), kBits - k);
       if (q < kDenseEscape) return "an escape that is none";
     } else if (kBits - k < 5 && q >> (kBits - k) != 0) {
       return "a number longer than the element";
     }
     out[i] = from_zigzag(static_cast<U>(q << k | low));
   }
-  // The quotients are known modulo 2^16 only: a longer one leaves the sum short.
-  if (sum != planes.quotient_sum || escapes != planes.escapes) return "its quotients are not what its record says";
   return nullptr;
+}
+
+/// The quotients are known modulo 2^16 only: a longer one leaves the sum short.
+static inline const char* wrong_sums(const DensePlanes& planes, const DenseMet& met) noexcept {
+  const bool right = met.quotients == planes.quotient_sum && met.escapes == planes.escapes;
+  return right ? nullptr : "its quotients are not what its record says";
+}
+
+template <class U>
+static inline const char* join_numbers(const DensePlanes& planes, std::uint32_t elements, std::byte* diffs) noexcept {
+  DenseMet met;
+  const char* const wrong = join_some<U>(planes, 0, elements, met, diffs);
+  return wrong != nullptr ? wrong : wrong_sums(planes, met);
 }
 
 template <class U>

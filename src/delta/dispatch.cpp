@@ -40,12 +40,13 @@ const Kernels& choose() {
   const char* forced = std::getenv("DELTASYNC_ISA");
   if (forced != nullptr && *forced != '\0') {
     if (const Kernels* kernels = find_kernels(forced)) return *kernels;
-    std::fprintf(stderr,
-                 "deltasync: DELTASYNC_ISA=%s is unknown or not available here (scalar, avx2 and avx512 are known)\n",
-                 forced);
+    std::fprintf(
+        stderr,
+        "deltasync: DELTASYNC_ISA=%s is unknown or not available here (scalar, avx2, avx512 and neon are known)\n",
+        forced);
     std::_Exit(1);
   }
-  for (const char* name : {"avx512", "avx2"}) {
+  for (const char* name : {"avx512", "avx2", "neon"}) {
     if (const Kernels* kernels = find_kernels(name)) return *kernels;
   }
   return scalar_kernels();
@@ -58,6 +59,9 @@ const Kernels* find_kernels(const char* name) {
 #ifdef DELTASYNC_X86_KERNELS
   if (std::strcmp(name, "avx2") == 0 && cpu_has_avx2()) return &avx2_kernels();
   if (std::strcmp(name, "avx512") == 0 && cpu_has_avx512()) return &avx512_kernels();
+#endif
+#ifdef DELTASYNC_NEON_KERNELS
+  if (std::strcmp(name, "neon") == 0) return &neon_kernels();
 #endif
   return nullptr;
 }

@@ -181,5 +181,11 @@ ClassKernels avx512_class_kernels();
 DenseKernels avx2_dense_kernels();
 DenseKernels avx512_dense_kernels();
 #endif
+#ifdef DELTASYNC_NEON_KERNELS
+const Kernels& neon_kernels();
+DecodeKernels neon_decode_kernels();
+ClassKernels neon_class_kernels();
+DenseKernels neon_dense_kernels();
+#endif
 
 }  // namespace deltasync::delta

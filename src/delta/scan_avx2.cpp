@@ -1,5 +1,6 @@
 // The scan with AVX2: which words differ, then their elements, sixteen bytes at a time.
 #include "delta/avx2.hpp"
+#include "delta/shuffles.hpp"
 
 namespace deltasync::delta {
 
@@ -20,29 +21,6 @@ struct WordLists {
   }
 };
 constexpr WordLists kWordLists;
-
-/// Shuffles that bring the lanes of kBytes bytes whose bits a mask has to the front, in order.
-template <std::size_t kBytes, unsigned kLanes>
-struct Shuffles {
-  alignas(16) std::uint8_t of_mask[1U << kLanes][16] = {};
-  constexpr Shuffles() {
-    for (unsigned mask = 0; mask < 1U << kLanes; ++mask) {
-      std::size_t at = 0;
-      for (unsigned lane = 0; lane < kLanes; ++lane) {
-        if ((mask >> lane & 1) == 0) continue;
-        for (std::size_t byte = 0; byte < kBytes; ++byte) {
-          of_mask[mask][at++] = static_cast<std::uint8_t>(lane * kBytes + byte);
-        }
-      }
-    }
-  }
-};
-
-/// Elements that are looked at together: those of two words, or of one if they are bytes.
-template <std::size_t kBytes>
-inline constexpr unsigned kTogether = kBytes == 1 ? 8 : 16 / kBytes;
-template <std::size_t kBytes>
-inline constexpr Shuffles<kBytes, kTogether<kBytes>> kShuffles;
 
 /// What differs between element widths.
 template <std::size_t kBytes>

@@ -27,7 +27,7 @@ inline constexpr VersionId kTo{7, 2};
 /// The kernels that this CPU can run.
 inline std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> out;
-  for (const char* name : {"scalar", "avx2", "avx512"}) {
+  for (const char* name : {"scalar", "avx2", "avx512", "neon"}) {
     if (const Kernels* kernels = find_kernels(name)) out.push_back(kernels);
   }
   return out;

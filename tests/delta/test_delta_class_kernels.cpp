@@ -20,7 +20,7 @@ class ClassKernelTest : public ::testing::TestWithParam<const char*> {
   const ClassKernels& classes() const { return kernels_->classes; }
   const Kernels* kernels_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(Isa, ClassKernelTest, ::testing::Values("scalar", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Isa, ClassKernelTest, ::testing::Values("scalar", "avx2", "avx512", "neon"),
                          [](const auto& param) { return std::string(param.param); });
 
 TileShape shape_of(Dtype dtype, std::uint32_t rows, std::uint32_t cols) {

@@ -17,7 +17,7 @@ class DecodeKernelTest : public ::testing::TestWithParam<const char*> {
   }
   const DecodeKernels* kernels_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(Isa, DecodeKernelTest, ::testing::Values("scalar", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Isa, DecodeKernelTest, ::testing::Values("scalar", "avx2", "avx512", "neon"),
                          [](const auto& param) { return std::string(param.param); });
 
 /// A string of bits with the slack behind it that decoders have.

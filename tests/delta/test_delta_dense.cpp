@@ -60,7 +60,7 @@ class Dense : public ::testing::TestWithParam<const char*> {
   }
   const Kernels* kernels_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(Isa, Dense, ::testing::Values("scalar", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Isa, Dense, ::testing::Values("scalar", "avx2", "avx512", "neon"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST_P(Dense, EveryDtypeShapeAndSizeOfChangeIsExact) {

@@ -15,7 +15,7 @@ class KernelTest : public ::testing::TestWithParam<const char*> {
   }
   const Kernels* kernels_ = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(Isa, KernelTest, ::testing::Values("scalar", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Isa, KernelTest, ::testing::Values("scalar", "avx2", "avx512", "neon"),
                          [](const auto& param) { return std::string(param.param); });
 
 /// Exactly `size` bytes at an address that is `skew` bytes from an aligned one and ends at the end of its allocation,
