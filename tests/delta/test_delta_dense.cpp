@@ -104,6 +104,19 @@ TEST_P(Dense, EveryDtypeShapeAndSizeOfChangeIsExact) {
   }
 }
 
+/// So many alike that a byte of a vector could not count them.
+TEST_P(Dense, LengthsOfALargestTileOfOneLength) {
+  for (unsigned log2 = 0; log2 < 4; ++log2) {
+    const unsigned width = 8U << log2;
+    const std::vector<std::byte> numbers(std::size_t{kTileElementsMax} << log2, std::byte{0xFF});
+    std::vector<std::uint32_t> counts(width + 1, 77);
+    kernels_->dense.lengths[log2](numbers.data(), kTileElementsMax, counts.data());
+    std::vector<std::uint32_t> expected(width + 1);
+    expected[width] = kTileElementsMax;
+    ASSERT_EQ(counts, expected) << width << " bits";
+  }
+}
+
 /// The parameter that is chosen from the numbers' lengths is about as good as the best.
 TEST_P(Dense, TheParameterIsNearTheBest) {
   Random random(52);
