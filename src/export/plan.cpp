@@ -75,7 +75,7 @@ class Planner {
     std::string hf;
     std::string hf_to;
 
-    std::string on_disk(std::string of_row) const {
+    std::string on_disk(const std::string& of_row) const {
       return of_row.starts_with(hf) ? hf_to + of_row.substr(hf.size()) : of_row;
     }
   };
@@ -109,8 +109,8 @@ class Planner {
     for (const Parts::Part& part : parts.parts) {
       const auto target = target_of(row, part.name);
       if (target == row.targets.end()) continue;
-      DS_ASSIGN(std::string of_row, expand_name(target->hf, names));
-      const auto index = plan_.layout->find(name.on_disk(std::move(of_row)));
+      DS_ASSIGN(const std::string of_row, expand_name(target->hf, names));
+      const auto index = plan_.layout->find(name.on_disk(of_row));
       if (!index) return false;
       DS_ASSIGN(const ElementMap map, map_part(parts, part, target->view, shape, names));
       if (map.target_shape != plan_.layout->tensors()[*index].spec.shape) return false;
@@ -184,12 +184,12 @@ class Planner {
     std::set<std::string> seen;
     for (const RowTarget& target : row.targets) {
       if (!adapter.part.empty() && target.part != adapter.part) continue;
-      DS_ASSIGN(std::string of_row, expand_name(target.hf, names));
-      const std::string hf = *adapter_on_disk(name.on_disk(std::move(of_row)), adapter);
+      DS_ASSIGN(const std::string of_row, expand_name(target.hf, names));
+      const std::string hf = *adapter_on_disk(name.on_disk(of_row), adapter);
       if (!seen.insert(hf).second && adapter.whole()) continue;  // of several parts that are one tensor there
       const auto index = plan_.layout->find(hf);
       if (!index) {
-        not_there_.push_back(hf + " (of " + key + ")");
+        note_not_there(hf, key);
         continue;
       }
       for (const Parts::Part& part : parts.parts) {
@@ -220,11 +220,11 @@ class Planner {
         return Error(Errc::invalid_argument, "no hf." + part.name + ": a part that goes nowhere is called '_'");
       }
       left.erase(part.name);
-      DS_ASSIGN(std::string of_row, expand_name(target->hf, names));
-      const std::string hf = name.on_disk(std::move(of_row));
+      DS_ASSIGN(const std::string of_row, expand_name(target->hf, names));
+      const std::string hf = name.on_disk(of_row);
       const auto index = plan_.layout->find(hf);
       if (!index) {
-        if (!row.optional) not_there_.push_back(hf + " (of " + key + ")");
+        if (!row.optional) note_not_there(hf, key);
         dropped.push_back(key + "[" + part.name + "]");
         continue;
       }
@@ -236,6 +236,11 @@ class Planner {
     if (!used) dropped = {key};
     plan_.ignored.insert(plan_.ignored.end(), dropped.begin(), dropped.end());
     return {};
+  }
+
+  void note_not_there(const std::string& hf, const std::string& key) {
+    not_there_.push_back(hf);
+    not_there_.back().append(" (of ").append(key).append(")");
   }
 
   Status fill(std::uint32_t index, const ElementMap& map, std::uint32_t row, const TrainerTensor& tensor) {
