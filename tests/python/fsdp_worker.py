@@ -281,6 +281,10 @@ def beginnings() -> None:
     os.environ.pop("DELTASYNC_BIN", None)
     state = {"w": torch.zeros(2 + RANK)}
     expect(errors.LayoutMismatch, lambda: Pair("layouts", state))
+    # What only one of them cannot describe; what the ranks do then pairs with nothing of it.
+    wrong: Any = {"w": 5 if RANK else torch.zeros(2)}
+    expect(errors.InvalidArgument, lambda: Pair("described", wrong, timeout=LONG_S if RANK else 20.0))
+    dist.barrier()
 
 
 def transformers_model() -> None:

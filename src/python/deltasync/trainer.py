@@ -131,14 +131,19 @@ class WeightManager:
             self.layout, self.sidecar = self._export.plan.layout, self._export.plan.sidecar
             self._group = self._export.plan._group
         else:
-            self.layout, self.sidecar = layout_of(
-                model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
-            )
-            if hf is not None:
-                check_checkpoint(
-                    self.layout, _checks.path("hf", hf), lambda name: ignores_checkpoint_tensor(model, name)
+
+            def described() -> tuple[Layout, Sidecar]:
+                made = layout_of(
+                    model, dtype=dtype, tensor_parallel=tensor_parallel, files=files, weights_file=weights_file
                 )
+                if hf is not None:
+                    check_checkpoint(
+                        made[0], _checks.path("hf", hf), lambda name: ignores_checkpoint_tensor(model, name)
+                    )
+                return made
+
             self._group = Group(process_group)
+            self.layout, self.sidecar = self._group.all_or_none(described, timeout)
         self._module = model if is_module(model) else None
         self._index = {tensor: i for i, tensor in enumerate(self.layout.names())}
         self._dtypes = [self.layout[i].dtype for i in range(len(self.layout))]
