@@ -246,6 +246,17 @@ def test_a_tensor_that_is_made_of_others_is_refused_with_what_to_do(segment_name
             manager.offload({"a": OfOthers(torch.ones(2, 2))})
 
 
+def test_a_lazy_modules_parameters_are_named(segment_name: str) -> None:
+    lazy = torch.nn.LazyLinear(4)
+    with pytest.raises(errors.InvalidArgument, match="weight: of a lazy module.*compute once"):
+        deltasync.WeightManager(lazy, name=segment_name)
+    lazy(torch.ones(3))
+    with deltasync.WeightManager(lazy, name=segment_name) as manager:
+        with pytest.raises(errors.InvalidArgument, match="weight: of a lazy module.*compute once"):
+            manager.offload(torch.nn.LazyLinear(4))
+        manager.offload()
+
+
 def divided_by_zero3(tensor: torch.Tensor) -> torch.nn.Parameter:
     """What DeepSpeed leaves of a parameter between two uses."""
     parameter = torch.nn.Parameter(tensor)

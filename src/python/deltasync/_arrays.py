@@ -183,6 +183,8 @@ ZERO3_REMEDY = (
 def check_tensor(value: Any, name: str) -> None:
     """InvalidArgument unless it has a tensor's dtype and shape; Unsupported: what FSDP1 has flattened, or DeepSpeed's
     ZeRO-3 has divided. ``name`` is for the message."""
+    if type(value).__name__ in ("UninitializedParameter", "UninitializedBuffer"):
+        raise InvalidArgument(f"{name}: of a lazy module, it has no shape yet", "let the model compute once before")
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise InvalidArgument(
             f"{name}: a {type(value).__name__} is no tensor; give one of torch or numpy, or anything with DLPack"
