@@ -32,16 +32,19 @@ class Export:
         if self._agreement is not None:
             self._agreement.begin(["together"])
 
-    def come_together(self, chunks: Any, end: float) -> None:
+    def come_together(self, chunks: Any, about: str, end: float) -> None:
         """All ranks go on, to collectives of the trainer, which nobody may enter alone. The first time after a proof.
-        InvalidArgument: `chunks` are others than the plan's. LayoutMismatch: the first is not what the directory has.
+        InvalidArgument: `chunks` are others than the plan's, or its parameters are not as they were. LayoutMismatch:
+        the first is not what the directory has. VersionConflict: another rank's call is `about` another version.
         """
         self.plan._group.begin_call()
         if chunks is not None and not self.plan._pieces.are_of(chunks):
             raise InvalidArgument(
                 "offload: other model chunks than the manager was made with", "make a manager for them"
             )
+        self.plan._pieces.views()  # where one cannot be, the others hear of it
         if self._agreement is not None:  # which, other than a collective, a rank may be late for
+            self._agreement.require_same(about)
             self._agreement.agree("to offload", end)
         if self._prove:
             proof = prove(self.plan, self._hf, timeout=left(end))

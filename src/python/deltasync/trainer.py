@@ -273,15 +273,16 @@ class WeightManager:
         self._offloading = True  # last: a signal's exception before would leave it so
         try:
             wanted = self._version(version, label)
+            about = f"version {version or wanted.number} {label!r}"
             end = end_of("offload", timeout, self.timeout)
             if self._export:
-                self._export.come_together(tensors, end)
+                self._export.come_together(tensors, about, end)
                 self._gathering = self._export.gathering(end)
                 tensors = self._export.plan.tensors()
             else:
                 tensors = self._tensors_of(tensors)
             if self._across:
-                self._across.require_same(f"version {version or wanted.number} {label!r}")
+                self._across.require_same(about)
             source = TensorSource(tensors)
             if self._group.size > 1 and not self._planned:
                 source, parts = self._rehearsed(source)

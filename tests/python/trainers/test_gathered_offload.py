@@ -85,6 +85,35 @@ def test_a_rank_that_is_late_fails_all_and_the_next_offload_succeeds(fake: Fake,
         assert took < SOON_S and not wrong
 
 
+@pytest.mark.parametrize("export", ["auto", "direct"])
+def test_a_rank_that_misses_an_offload_finds_the_others_by_its_number(tmp_path: Path, export: str) -> None:
+    fake, segment = Fake(tmp_path, apart=0), f"pytest-{os.getpid()}-misses-{export}"
+
+    def publish(rank: int) -> Any:
+        model = fake.model(rank, 2)
+        with manager_of(fake, model, segment, export=export) as manager:
+            manager.offload(version=1)
+            missed = error_of(lambda: manager.offload(version=2, timeout=1.0)) if rank == 0 else ()
+            dist.barrier()
+            manager.offload(version=3, timeout=SOON_S)
+            other = error_of(lambda: manager.offload(version=4 + rank))
+            kept = model.rows_1
+            if rank == 1:
+                model.rows_1 = torch.nn.Parameter(kept.detach().half())
+            changed = error_of(lambda: manager.offload(version=6))
+            model.rows_1 = kept
+            manager.offload(version=7)
+            dist.barrier()
+        return missed, other, changed
+
+    (missed, *first), (_, *second) = run_ranks(2, publish, tmp_path)
+    assert missed[0] == "DeadlinePassed"
+    for other, changed in (first, second):
+        assert other[0] == "VersionConflict" and "version 4" in other[1] and other[2] < SOON_S
+        assert changed[0] == "InvalidArgument" and "rows_1" in changed[1] and changed[2] < SOON_S
+    assert "rank 1 failed: " in first[1][1]
+
+
 def test_an_offload_after_a_wait_in_vain_is_refused(fake: Fake, tmp_path: Path) -> None:
     segment = f"pytest-{os.getpid()}-in-vain"
 
