@@ -35,7 +35,7 @@ T element_of(float value) {
   }
 }
 
-/// Calls `each(source, target, count)` for every run of the innermost step.
+/// Calls `each(source, target)` where each run of the innermost step begins.
 template <class F>
 void walk(std::span<const CopyStep> steps, std::uint64_t source, std::uint64_t target, F&& each) {
   if (steps.size() <= 1) {
@@ -55,7 +55,8 @@ void convert(const ExportCopy& copy, const std::byte* source, std::byte* target)
     for (std::uint64_t i = 0; i < inner.count; ++i) {
       From element{};
       std::memcpy(&element, source + (from + i * inner.source_stride) * sizeof(From), sizeof(From));
-      const To made = element_of<To>(value_of(element) + add);
+      const float value = value_of(element);
+      const To made = element_of<To>(add == 0 ? value : value + add);  // -0 stays -0
       std::memcpy(target + (to + i * inner.target_stride) * sizeof(To), &made, sizeof(To));
     }
   });

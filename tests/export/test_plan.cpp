@@ -208,14 +208,14 @@ TEST_F(ExportPlanTest, IntoAnotherDtype) {
 }
 
 TEST_F(ExportPlanTest, RoundsToTheNearestEven) {
-  const auto layout = Layout::build({{.name = "t", .dtype = Dtype::bf16, .shape = {4}}}).value();
+  const auto layout = Layout::build({{.name = "t", .dtype = Dtype::bf16, .shape = {5}}}).value();
   const ExportPlan made{layout, "", {""}, {}, {}, {}, {}};
-  const ExportCopy copy{0, 0, 0, 0, 0, 0, {{4, 1, 1}}, 0};
-  const std::vector<float> values{1.00390625F, 1.01171875F, -1.0040F, std::nanf("")};
-  std::vector<std::uint16_t> out(4);
+  const ExportCopy copy{0, 0, 0, 0, 0, 0, {{5, 1, 1}}, 0};
+  const std::vector<float> values{1.00390625F, 1.01171875F, -1.0040F, std::nanf(""), -0.0F};
+  std::vector<std::uint16_t> out(5);
   ASSERT_TRUE(
       apply_on_host(made, copy, Dtype::f32, std::as_bytes(std::span(values)), std::as_writable_bytes(std::span(out))));
-  EXPECT_EQ(out, (std::vector<std::uint16_t>{0x3F80, 0x3F82, 0xBF81, 0x7FC0}));
+  EXPECT_EQ(out, (std::vector<std::uint16_t>{0x3F80, 0x3F82, 0xBF81, 0x7FC0, 0x8000}));
 }
 
 TEST_F(ExportPlanTest, AddsWhatTheRowSays) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import Any
 
@@ -10,12 +11,14 @@ from ._agreement import Agreement, common_store
 from ._deadlines import left
 from ._export_boxes import ExportedBox, Place, Run
 from ._gather_plan import Whole
-from ._gathered import bucket_size, for_writing, require_same
+from ._gathered import BUCKET_BYTES, bucket_size, for_writing, require_same
 from ._gathering import Gathering
 from ._megatron_pieces import is_megatron
 from ._slices import LocalRect
 from .errors import InvalidArgument, LayoutMismatch
 from .megatron import MODES, ExportPlan, plan, prove
+
+_log = logging.getLogger("deltasync.trainer")
 
 
 class Export:
@@ -50,6 +53,8 @@ class Export:
             proof = prove(self.plan, self._hf, timeout=left(end))
             if not proof.identical:
                 raise LayoutMismatch(str(proof), 'prove="off" if the run does not begin with the directory\'s weights')
+            if proof.unproved and self.plan._group.rank == 0:
+                _log.warning("the first offload: %s", proof)
             self._prove = False
         self._wholes = self.plan.gathered(left(end))
 
@@ -93,7 +98,7 @@ def export_of(
     bucket_bytes: Any,
     timeout: float,
 ) -> Export | None:
-    """None unless it is a model of Megatron. InvalidArgument: of one, without `hf`; of another, with `tables`."""
+    """None unless it is a model of Megatron. InvalidArgument: of one, without `hf`; of another, with its options."""
     bucket_bytes = bucket_size(bucket_bytes)
     if export not in MODES:
         raise InvalidArgument(
@@ -103,9 +108,10 @@ def export_of(
     if prove not in ("first", "off"):
         raise InvalidArgument(f'prove={prove!r:.40} is neither "first" nor "off"')
     if not is_megatron(model, plain=hf is not None):
-        if tables or ignored:
+        if tables or ignored or export != "auto" or prove != "first" or bucket_bytes != BUCKET_BYTES:
             raise InvalidArgument(
-                "WeightManager: tables= and ignored= beside a model that is none of Megatron's",
+                "WeightManager: tables=, ignored=, export=, prove= or bucket_bytes= beside a model that is none of "
+                "Megatron's",
                 "give the GPTModel, or the list of its chunks, and hf=",
             )
         return None

@@ -124,12 +124,25 @@ class RankPieces:
 
     def bring_up_to_date(self) -> None:
         """Where the distributed optimizer leaves the gathering of new parameters to the next forward, does it now. All
-        ranks call it. Not Megatron-FSDP's: those of the optimizer are exported."""
+        ranks call it. Not Megatron-FSDP's: those of the optimizer are exported. InvalidArgument: the wrapper that does
+        it was not given."""
         for chunk in self._chunks if not self._rows else []:
-            for module in _wrappers(chunk):
-                config = getattr(module, "ddp_config", None)
-                if getattr(config, "overlap_param_gather", False) and hasattr(module, "start_param_sync"):
+            wrappers = [module for module in _wrappers(chunk) if hasattr(module, "ddp_config")]
+            if not wrappers and _gathers_in_forward(chunk):
+                raise InvalidArgument(
+                    "this model is inside a DistributedDataParallel with overlap_param_gather, which was not given: "
+                    "until the next forward its parameters are those of the step before",
+                    "give the chunks in their wrappers, as get_model() returns them",
+                )
+            for module in wrappers:
+                if getattr(module.ddp_config, "overlap_param_gather", False) and hasattr(module, "start_param_sync"):
                     module.start_param_sync(force_sync=True)
+
+
+def _gathers_in_forward(chunk: Any) -> bool:
+    """By the hooks that Megatron's DistributedDataParallel leaves in the modules (0.16.1, 0.19.2)."""
+    hooks = (hook for module in chunk.modules() for hook in module._forward_pre_hooks.values())
+    return any("DistributedDataParallel._make_forward_pre_hook" in getattr(hook, "__qualname__", "") for hook in hooks)
 
 
 def is_megatron(model: Any, *, plain: bool) -> bool:

@@ -84,6 +84,24 @@ def test_each_version_is_what_megatron_saves(whole: Any, name: str, layout: Para
     assert run_ranks(1, compare, tmp_path) == [[]]
 
 
+def test_what_the_next_forward_gathers_is_refused_without_its_wrapper(whole: Any, tmp_path: Path) -> None:
+    """Nothing would gather it, and the step before would be published."""
+    model, layout = whole("llama", torch.bfloat16), Parallel(dp=2)
+
+    def run(rank: int) -> str:
+        chunks = model.chunks(layout)
+        training = Training(model.family, layout, chunks, model.dtype)
+        segment = f"pytest-{os.getppid()}-bare"
+        with deltasync.WeightManager(chunks, hf=model.hf, name=segment, timeout=LONG_S) as manager:
+            training.step(1)
+            with pytest.raises(deltasync.errors.InvalidArgument) as refused:
+                manager.offload()
+        return str(refused.value)
+
+    for said in run_ranks(layout.world, run, tmp_path):
+        assert "inside a DistributedDataParallel with overlap_param_gather" in said
+
+
 def test_readmes_integration_as_it_stands(whole: Any, tmp_path: Path) -> None:
     model = whole("qwen3_moe", torch.bfloat16)
     layout = Parallel(tp=2, ep=2, etp=1)
