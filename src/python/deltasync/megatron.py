@@ -95,6 +95,10 @@ class ExportPlan:
         """What all ranks copy; the same on each. Its fields: docs/reference/export.md."""
         return self._made.to_json()
 
+    def shards_json(self) -> str:
+        """What this rank holds: one of the files of ``deltasync export-plan --shards``."""
+        return json.dumps({"rank": self._group.rank, "pieces": self._pieces.described()})
+
     def report(self) -> dict[str, Any]:
         """Of all ranks: ``family``; ``tensors`` that are exported; ``rows`` (the page's row: how many copies it makes);
         ``quantised`` tensors, with the names of their scales; ``constants`` that are the directory's own; ``ignored``,

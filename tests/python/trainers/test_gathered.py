@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from deltasync import _carriers, _gather_plan, _gathering, megatron  # noqa: E402
+from deltasync import _carriers, _gather_plan, _gathering, _programs, megatron  # noqa: E402
 from deltasync._gather_plan import Share, Whole, for_homes  # noqa: E402
 from fake_trainer import Fake, same_bits  # noqa: E402
 from gathered_support import LONG_S, plan_of  # noqa: E402
@@ -183,3 +185,15 @@ def test_ranks_that_share_nothing_gather_side_by_side() -> None:
     assert len(alone) == len(both) > 1  # no step more for what other ranks have
     for bucket in both:
         assert {share.rank for whole in bucket.wholes for share in whole.shares} == {0, 1, 2, 3}
+
+
+def test_the_program_makes_the_same_plan_of_what_a_rank_says_it_holds(fake: Fake, tmp_path: Path) -> None:
+    made, _ = plan_of(fake, 0, 1)
+    shards, written = tmp_path / "rank0.json", tmp_path / "plan.json"
+    shards.write_text(made.shards_json())
+    subprocess.run(
+        [_programs.find("deltasync"), "export-plan", "--hf", fake.directory, "--family", fake.page]
+        + ["--shards", shards, "--json", written],
+        check=True,
+    )
+    assert json.loads(written.read_text()) == json.loads(made.to_json())
