@@ -45,7 +45,7 @@ class Export:
             raise InvalidArgument(
                 "offload: other model chunks than the manager was made with", "make a manager for them"
             )
-        self.plan._pieces.views()  # where one cannot be, the others hear of it
+        self.plan._pieces.check()  # before the ranks agree, so that all hear of it
         if self._agreement is not None:  # which, other than a collective, a rank may be late for
             self._agreement.require_same(about)
             self._agreement.agree("to offload", end)

@@ -51,11 +51,6 @@ class Piece:
     def view(self, owner: Any) -> Any:
         """Of the owner's memory as it is now: trainers move parameters, to the host and back for example."""
         owner = owner.detach()
-        if owner.numel() and not owner.untyped_storage().nbytes():
-            raise InvalidArgument(
-                f"{self.owner_name}: its memory was freed; the trainer has put its weights aside",
-                "offload when they are back",
-            )
         return owner.as_strided(self.shape, self.strides, owner.storage_offset() + self.begin)
 
 
@@ -105,17 +100,28 @@ class RankPieces:
     def described(self) -> list[dict[str, Any]]:
         return [piece.described() for piece in self.pieces]
 
-    def views(self) -> list[Any]:
-        """The memory of all pieces as it is now, in their order. InvalidArgument: a parameter has another shape, stride
-        or dtype than it had in the plan."""
+    def check(self) -> dict[tuple[int, str], Any]:
+        """What the pieces are views of, by chunk and name. InvalidArgument: a parameter has another shape, stride or
+        dtype than it had in the plan, or no memory."""
         owners = self._owners()
         for piece in self.pieces:
-            was, now = self._forms[piece.chunk, piece.name], _form(owners[piece.chunk, piece.name])
+            owner = owners[piece.chunk, piece.name]
+            was, now = self._forms[piece.chunk, piece.name], _form(owner)
             if was != now:
                 raise InvalidArgument(
                     f"{piece.owner_name}: shape, strides and dtype were {was} in the plan, and are {now}",
                     "make the plan again",
                 )
+            if owner.numel() and not owner.untyped_storage().nbytes():
+                raise InvalidArgument(
+                    f"{piece.owner_name}: its memory was freed; the trainer has put its weights aside",
+                    "offload when they are back",
+                )
+        return owners
+
+    def views(self) -> list[Any]:
+        """The memory of all pieces as it is now, in their order. Raises what check() does."""
+        owners = self.check()
         return [piece.view(owners[piece.chunk, piece.name]) for piece in self.pieces]
 
     def are_of(self, chunks: Any) -> bool:

@@ -308,9 +308,10 @@ def _config_of(directory: Path) -> str:
         said = _json_of(directory / _ADAPTER, "")[1].get("base_model_name_or_path")
         base = directory / str(said or "")  # which is the path itself, if that is absolute
     config = _json_of(base / "config.json", f"put the base model's config.json beside {_ADAPTER}")[1]
-    for told in (config, config.get("text_config") or {}):
-        for key in ("quantization_config", "compression_config"):
-            told.pop(key, None)
+    for told in (config, config.get("text_config")):
+        if isinstance(told, dict):
+            told.pop("quantization_config", None)
+            told.pop("compression_config", None)
     return json.dumps(config)
 
 

@@ -201,7 +201,7 @@ def test_vllms_word_is_waited_for_beyond_its_deadline(server: RolloutServer, mon
     vllm.update(7, 0.5)
     assert server.label == "7"
     monkeypatch.setattr(servers, "VLLM_GRACE_S", 0.1)
-    monkeypatch.setattr(servers, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(servers, "ANSWER_S", 0.0)
     with pytest.raises(errors.DeadlinePassed, match="may have version 8 now.*do not resume"):
         vllm.update(8, 0.5)
     assert server.label == "7"

@@ -19,8 +19,8 @@ from gloo_ranks import run_ranks  # noqa: E402
 from megatron.core.distributed.fsdp.src.megatron_fsdp import uneven_dtensor  # noqa: E402
 from tiny_megatron import Parallel  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
+from two_versions import LONG_S, published, require_both  # noqa: E402
 
-LONG_S = 300.0
 #: Rows of each rank: what does not fill a bucket is the next rank's.
 ROWS = {"first": [5, 0, 2], "between": [0, 7, 0], "all": [1, 3, 3]}
 
@@ -81,26 +81,10 @@ def test_a_model_is_published_as_the_directory_has_it(whole: Any, name: str, lay
 
     def publish(rank: int) -> Any:
         chunks = tiny_fsdp.divided(model.family, layout, model.chunks(layout), torch.float32)
-        parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-        assert all(isinstance(parameter, DTensor) for parameter in parameters)
-        options = {"hf": model.hf, "name": f"pytest-{os.getppid()}-fsdp", "timeout": LONG_S}
-        got = []
-        with deltasync.WeightManager(chunks, **options) as manager:
-            for _step in range(2):
-                manager.offload(chunks)  # the first one is proved
-                if rank == 0:
-                    with deltasync.Receiver(manager.endpoint, timeout=LONG_S) as receiver:
-                        receiver.update(manager.version)
-                        got.append({name: tensor.clone() for name, tensor in receiver.tensors()})
-                dist.barrier()
-                for parameter in parameters:
-                    parameter._local_tensor.detach().add_(1)
-        return got
+        assert all(isinstance(parameter, DTensor) for chunk in chunks for parameter in chunk.parameters())
+        return published(chunks, hf=model.hf)
 
-    for step, got in enumerate(run_ranks(layout.world, publish, tmp_path)[0]):
-        assert got.keys() == model.tensors.keys()
-        for tensor, expected in model.tensors.items():
-            assert torch.equal(got[tensor], expected + step), (step, tensor)
+    require_both(run_ranks(layout.world, publish, tmp_path)[0], model.tensors)
 
 
 def test_what_is_whole_for_a_forward_is_not_read(whole: Any, tmp_path: Path) -> None:

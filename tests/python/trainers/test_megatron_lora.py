@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,14 @@ pytest.importorskip("megatron.core", reason="needs megatron-core (tools/test_eng
 
 import deltasync  # noqa: E402
 import tiny_megatron as tiny  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
 from megatron.core import dist_checkpointing  # noqa: E402
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from tiny_megatron import Parallel  # noqa: E402
+from two_versions import published, require_both  # noqa: E402
 
-LONG_S = 300.0
 RANK = 4
 WRAPPED = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
@@ -146,26 +144,9 @@ def test_the_adapter_is_published_alone(begun: Any, layout: Parallel, export: st
     def publish(rank: int) -> Any:
         chunks = wrap(model.chunks(layout))
         load_adapters(chunks, checkpoint)
-        options = {"export": export, "name": f"pytest-{os.getppid()}-lora", "timeout": LONG_S}
-        got = []
-        with deltasync.WeightManager(chunks, hf=adapter, **options) as manager:
-            for _step in range(2):
-                manager.offload(chunks)  # the first one is proved
-                if rank == 0:
-                    with deltasync.Receiver(manager.endpoint, timeout=LONG_S) as receiver:
-                        receiver.update(manager.version)
-                        got.append({name: tensor.clone() for name, tensor in receiver.tensors()})
-                dist.barrier()
-                with torch.no_grad():
-                    for chunk in chunks:
-                        for parameter in chunk.parameters():
-                            parameter += 1
-        return got
+        return published(chunks, hf=adapter, export=export)
 
-    for step, got in enumerate(run_ranks(layout.world, publish, tmp_path)[0]):
-        assert got.keys() == tensors.keys()
-        for name, expected in tensors.items():
-            assert torch.equal(got[name], expected + step), (step, name)
+    require_both(run_ranks(layout.world, publish, tmp_path)[0], tensors)
 
 
 def test_the_base_models_directory_has_no_adapter(begun: Any, tmp_path: Path) -> None:

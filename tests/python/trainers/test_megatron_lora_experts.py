@@ -4,7 +4,6 @@ share. Published is what peft, vLLM and SGLang take: an adapter of each expert."
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,14 @@ pytestmark = pytest.mark.engines
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core", reason="needs megatron-core (tools/test_engines.sh megatron)")
 
-import deltasync  # noqa: E402
 import tiny_megatron as tiny  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.dist_checkpointing import ShardedTensor  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from test_megatron_lora import LONG_S, RANK, Wrapped  # noqa: E402
+from test_megatron_lora import RANK, Wrapped  # noqa: E402
 from tiny_megatron import Parallel  # noqa: E402
+from two_versions import published, require_both  # noqa: E402
 
 SIDES = [(module, side) for module in ("linear_fc1", "linear_fc2") for side in ("linear_in", "linear_out")]
 
@@ -165,25 +163,6 @@ def test_each_expert_has_its_adapter(
 
     def publish(rank: int) -> Any:
         tiny.start(layout)
-        chunks = wrap(tiny.build(model.family, layout), hf, kind)
-        got = []
-        with deltasync.WeightManager(
-            chunks, hf=adapter, name=f"pytest-{os.getppid()}-experts", timeout=LONG_S
-        ) as manager:
-            for _step in range(2):
-                manager.offload(chunks)  # the first one is proved
-                if rank == 0:
-                    with deltasync.Receiver(manager.endpoint, timeout=LONG_S) as receiver:
-                        receiver.update(manager.version)
-                        got.append({name: tensor.clone() for name, tensor in receiver.tensors()})
-                dist.barrier()
-                with torch.no_grad():
-                    for chunk in chunks:
-                        for parameter in chunk.parameters():
-                            parameter += 1
-        return got
+        return published(wrap(tiny.build(model.family, layout), hf, kind), hf=adapter)
 
-    for step, got in enumerate(run_ranks(layout.world, publish, tmp_path)[0]):
-        assert got.keys() == tensors.keys()
-        for name, expected in tensors.items():
-            assert torch.equal(got[name], expected + step), (step, name)
+    require_both(run_ranks(layout.world, publish, tmp_path)[0], tensors)

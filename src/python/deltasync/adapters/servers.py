@@ -28,7 +28,7 @@ from ..tls import Tls, TlsLike
 
 _LOOK_S = 0.25
 #: A server's answer after its own deadline.
-_ANSWER_S = 15.0
+ANSWER_S = 15.0
 #: What vLLM's ranks have for their decision after a commit, beyond the commit's own deadline.
 VLLM_GRACE_S = 30.0
 #: How a vLLM server says that nothing has told it of an agent.
@@ -144,7 +144,7 @@ class VllmServer:
             info = {"version": version, "verify": self.verify, "deadline_ms": round(left(end) * 1000)}
             try:
                 answer = self.http.post(
-                    "/update_weights", {"update_info": info}, timeout=left(end) + VLLM_GRACE_S + _ANSWER_S
+                    "/update_weights", {"update_info": info}, timeout=left(end) + VLLM_GRACE_S + ANSWER_S
                 )
             except (ConnectionFailed, DeadlinePassed) as error:
                 raise type(error)(
@@ -252,7 +252,7 @@ class SglangServer:
             "flush_cache": True,
             "manifest": {"deltasync": self._info | {"timeout": timeout}},
         }
-        answer = self.http.post("/update_weights_from_disk", body, timeout=timeout + _ANSWER_S)
+        answer = self.http.post("/update_weights_from_disk", body, timeout=timeout + ANSWER_S)
         message = str(_said(answer, "message") or "")
         if _said(answer, "success") is not True:
             raise InternalError(f"{self.http.url}: version {version}: {message or _NO_WORD}")
@@ -279,8 +279,8 @@ class SglangServer:
                 self.http.post("/unload_lora_adapter", {"lora_name": name}, timeout=left(end))
             self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=left(end))
         except Error:
-            if before and not self.loaded_adapter(name, _ANSWER_S):  # it may be out although no answer came
-                self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": before}, timeout=_ANSWER_S)
+            if before and not self.loaded_adapter(name, ANSWER_S):  # it may be out although no answer came
+                self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": before}, timeout=ANSWER_S)
             raise
 
     def loaded_adapter(self, name: str, timeout: float) -> str:

@@ -11,11 +11,8 @@ from verl.workers.rollout import vllm_rollout
 
 from .._deadlines import left
 from ..errors import Unsupported
-from .servers import VLLM_GRACE_S, vllm_session
+from .servers import ANSWER_S, VLLM_GRACE_S, vllm_session
 from .verl_in_place import WIRE_FORMAT, Update
-
-#: Between Ray's actors and vLLM's processes, for an answer.
-_ANSWER_S = 30.0
 
 
 class ServerAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
@@ -55,7 +52,7 @@ class ServerAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
 
         def call(method: str, **arguments: Any) -> None:
             answer = self.server_handle.collective_rpc.remote(method, kwargs=arguments)
-            ray.get(answer, timeout=left(end) + VLLM_GRACE_S + _ANSWER_S)
+            ray.get(answer, timeout=left(end) + VLLM_GRACE_S + ANSWER_S)
 
         if update.init != self._init:
             self._init = None
