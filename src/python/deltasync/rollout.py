@@ -47,7 +47,7 @@ class Receiver:
       ``plan``    a :class:`PlacementPlan` of any live memory (or a function that makes one from the layout), such as
                   tracing an engine's loader gives. ``live``: the engine computes with what is there already, so the
                   first full update is staged too.
-      ``directory``  HF model directories, and the symlink ``current`` to the committed one.
+      ``directory``  HF model directories; engines load the ``realpath`` of the symlink ``current``.
       nothing     host memory: see :meth:`tensors` and :meth:`arrays`.
 
     ``token``, or a ``token_file``, is the secret shared with the agent; with ``tls`` (a :class:`Tls`, or a mapping) the
