@@ -1,4 +1,11 @@
-// The file of timeline.md: JSON, one event a line.
+// The file of timeline.md: JSON in the trace event format, one event a line; a complete event ("ph": "X", microseconds)
+// for each span. In the file of one process "ts" is CLOCK_MONOTONIC; in a merged one it begins at 0. Beside
+// "traceEvents" stands "deltasync":
+//
+//   schema     deltasync-trace-1; readers refuse any other
+//   versions   id, label
+//   processes  process, pid, host, clock (processes with the same one share CLOCK_MONOTONIC), anchor (monotonic_us and
+//              realtime_us, read together), clocks (looks at others), dropped spans
 #include <unistd.h>
 
 #include <algorithm>

@@ -2,9 +2,12 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 import unittest
+import xml.etree.ElementTree as ET
 
-from cli_support import MISSING, USAGE, CliTest
+from cli_support import CLI, MISSING, USAGE, CliTest
 
 TOPOLOGY = """[model]
 parameters = 1e9
@@ -24,6 +27,7 @@ BENCH = """{"case": "e2e", "model_gib": 1, "threads": 4, "density": 0.01, "offlo
 {"case": "full", "model_gib": 1, "threads": 2, "streams": 4, "limit_gbps": 4, "pull_gbps": 2}
 """
 PAGE = pathlib.Path(__file__).parents[2] / "docs/operating/planning.md"
+REPORT = pathlib.Path(__file__).resolve().parents[2] / "tools/plan_report.py"
 
 
 class PlanTest(CliTest):
@@ -88,6 +92,11 @@ class PlanTest(CliTest):
         said = self.cli_json("plan", self.file)
         self.assertEqual(said["mode"], "delta")
         self.assertIn(f"for c in {' '.join(said['assumed'])}; do", page)
+
+    def test_the_pages_table_and_plot_are_what_is_predicted(self):
+        done = subprocess.run([sys.executable, REPORT, "--check", "--cli", CLI], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ET.parse(REPORT.parents[1] / "docs/images/plan.svg")
 
     def test_a_benchmark_that_is_run(self):
         done = self.cli("bench", "e2e", "--model-gib", "0.02", "--shm-dir", self.tmp, "--json", timeout=120)
