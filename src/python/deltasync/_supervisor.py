@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from . import _programs
 from ._deadlines import left
 from ._segment_files import lock_file, remove_segments
-from ._tries import Tries
+from ._tries import Restarts, Tries
 from .agent import AgentProcess, end_process, make_own
 from .errors import AlreadyExists, Error
 from .tls import Tls
@@ -106,17 +106,11 @@ class RelayProcess:
             return subprocess.Popen(self._command, stdin=none, stdout=none, stderr=log, start_new_session=True)
 
     def _watch(self) -> None:
-        tries = Tries(_log, f"the relay from {self._command[3]}", _PAUSE_MAX_S)
-        failure: Exception | None = None  # of the last start
+        restarts = Restarts(_log, _PAUSE_MAX_S)
+        failure = ""  # of the last start
         while True:
-            if failure is None:
-                began = time.monotonic()
-                status = self._process.wait()
-                if time.monotonic() - began > _PAUSE_MAX_S:
-                    tries.succeeded()
-                failure = Error(f"ended with {status}: {self._last_words()}")
-            self._ended = f"the relay {failure}"
-            if self._ending.is_set() or self._ending.wait(tries.failed(failure)):
+            self._ended = failure or f"the relay ended with {self._process.wait()}: {self._last_words()}"
+            if self._ending.is_set() or self._ending.wait(restarts.ended(self._ended)):
                 return
             try:
                 with self._lock:
@@ -124,9 +118,10 @@ class RelayProcess:
                         return
                     self._process = self._start()
                 self.restarts += 1
-                failure = None
+                failure = ""
+                restarts.started()
             except OSError as error:
-                failure = Error(f"does not start: {error}")
+                failure = f"the relay does not start: {error}"
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
-"""What is tried again until it succeeds, or until somebody's deadline."""
+"""What is tried again until it succeeds, or until somebody's deadline; processes that are started again."""
 
 from __future__ import annotations
 
 import logging
+import time
 
 _PAUSE_MIN_S = 0.2
 
@@ -27,3 +28,30 @@ class Tries:
 
     def succeeded(self) -> None:
         self.failure, self._pause_s = None, _PAUSE_MIN_S
+
+
+class Restarts:
+    """Of a process that is to run for ever: started again at once; one that ends soon after its start, after a pause
+    that doubles. Each end is a line in the log. One that lived longer than the longest pause is started at once again.
+    """
+
+    def __init__(self, log: logging.Logger, longest_pause_s: float) -> None:
+        self._log, self._longest_pause_s = log, longest_pause_s
+        self._in_a_row = 0
+        self._pause_s = 0.0
+        self._since: float | None = time.monotonic()  # None: it does not run
+
+    def started(self) -> None:
+        """It runs."""
+        self._since = time.monotonic()
+
+    def ended(self, why: str) -> float:
+        """Seconds to wait before the next start. Also of a start that failed."""
+        if self._since is not None and time.monotonic() - self._since > self._longest_pause_s:
+            self._in_a_row, self._pause_s = 0, 0.0
+        self._since = None
+        self._in_a_row += 1
+        pause = self._pause_s
+        self._pause_s = min(max(_PAUSE_MIN_S, pause * 2), self._longest_pause_s)
+        self._log.warning("%s; %d in a row, starting it again in %.1f s", why, self._in_a_row, pause)
+        return pause

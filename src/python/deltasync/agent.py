@@ -24,6 +24,7 @@ from typing import Any
 from . import _checks, _native, _programs
 from ._deadlines import seconds
 from ._segment_files import remove_segments
+from ._tries import Restarts
 from .errors import ConnectionFailed, DeadlinePassed, Error, InvalidArgument, NotFound, PermissionDenied, from_code
 from .tls import Tls, TlsLike
 
@@ -50,7 +51,7 @@ _REMEDIES = (
     ("socket path", "set TMPDIR to a shorter directory"),
     ("Host not found", "give an address of this host in listen=HOST:PORT"),
 )
-#: After an agent has died: the first attempt at once, later ones after a pause that doubles up to this.
+#: The longest pause before an agent that has died is started again.
 _PAUSE_MAX_S = 10.0
 
 
@@ -58,7 +59,8 @@ class AgentProcess:
     """A ``deltasync-agent`` of this process: ended by :meth:`stop`, at exit, and when this process dies.
 
     An agent that dies is started again on the same port and socket; the segment outlives it, so writers go on, and
-    receivers find the same versions. Thread-safe. Forked children have no part in it.
+    receivers find the same versions. One that dies soon after each start waits longer each time, up to 10 s, and the
+    log has how often in a row, and its last words. Thread-safe. Forked children have no part in it.
 
     ``name`` names the segment (``SHM_DIR/NAME.gN``); without it a free name is made, so that jobs share a node.
     ``listen`` is HOST:PORT for receivers (port 0: a free one, kept over restarts). Beyond loopback a ``token_file`` is
@@ -226,28 +228,33 @@ class AgentProcess:
         return from_code(code, f"agent {self.name} ended with {how}: {why}", remedy)
 
     def _watch(self) -> None:
-        pause = 0.0
-        while not self._ending.is_set():
-            status = self._process.wait()
-            if self._ending.wait(pause):
+        restarts = Restarts(_log, _PAUSE_MAX_S)
+        unstarted: Exception | None = None
+        while True:
+            status = self._process.wait()  # also one that was not ready in time
+            if self._ending.is_set():
                 return
-            self.error = str(self._failure(status))
-            _log.warning("%s; starting it again", self.error)
+            self.error = str(unstarted or self._failure(status))
+            if self._ending.wait(restarts.ended(self.error)):
+                return
+            unstarted = None
             try:
                 with self._lock:
                     if self._ending.is_set():
                         return
                     process = self._process = self._start()
+            except (Error, OSError) as error:
+                unstarted = error
+                continue
+            try:
                 self._ready = self._wait_ready(process, time.monotonic() + 60)
                 self.restarts += 1
-                self.error, pause = "", 0.0
-            except (Error, OSError) as error:
+                self.error = ""
+                restarts.started()
+            except Error as error:
                 self.error = str(error)
                 if self._ending.is_set():
                     self._kill()
-                else:
-                    _log.error("agent %s does not start again: %s", self.name, error)
-                pause = min(_PAUSE_MAX_S, max(0.2, pause * 2))
 
     def _release_places(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
