@@ -80,11 +80,12 @@ def test_without_a_shadow_what_was_lost_is_loaded_again(rig: Rig) -> None:
 
 
 def test_what_no_tensor_fills_comes_back_too(rig: Rig) -> None:
-    """The padding of a vocabulary, and what the engine computes for itself, are in no shadow."""
+    """The padding of a vocabulary, and the engine's own buffers, are in no shadow."""
     engine, _, receiver = rig.engine(shadow=True)
     padded = torch.full((VOCABULARY + 28, HIDDEN), 5.0, dtype=torch.bfloat16)
     engine.embed.weight = torch.nn.Parameter(padded[:VOCABULARY], requires_grad=False)
-    engine.embed.padded, engine.norm.scale = padded, torch.tensor([7.0])
+    engine.embed.padded = padded
+    engine.norm.register_buffer("scale", torch.tensor([7.0]), persistent=False)
     rig.reach(receiver, 2)
     receiver.lose()
     fill(engine)
@@ -92,6 +93,22 @@ def test_what_no_tensor_fills_comes_back_too(rig: Rig) -> None:
     receiver.regain("level-2 sleep")
     assert receiver.version is not None and engine.norm.scale.item() == 7.0
     assert torch.equal(padded[VOCABULARY:], torch.full((28, HIDDEN), 5.0, dtype=torch.bfloat16))
+    assert_bits(engine, engine.expected(rig.weights))
+
+
+def test_caches_stay_out_of_the_shadow(rig: Rig) -> None:
+    """They sleep, too, and may not be mapped again when the weights are."""
+    engine, _, receiver = rig.engine(shadow=True, permutes=False)
+    engine.qkv.kv_cache, engine.down.kv_cache = torch.ones(2, 8), [torch.ones(8)]
+    rig.reach(receiver, 2)
+    receiver.lose()
+    assert receiver._lost is not None and not receiver._lost[1]._copies
+    fill(engine)
+    caches = [engine.qkv.kv_cache, engine.down.kv_cache[0]]
+    for cache in caches:
+        cache.fill_(2)
+    receiver.regain("level-2 sleep")
+    assert receiver.version is not None and all(bool((cache == 2).all()) for cache in caches)
     assert_bits(engine, engine.expected(rig.weights))
 
 

@@ -1,4 +1,4 @@
-"""What of an engine's memory no placed slice writes: the padding of a vocabulary, what the loader computes."""
+"""What of a model's weights no placed slice writes: the padding of a vocabulary, what the loader computes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..autoplacement import LoaderTrace
+    from ..autoplacement.memory import LiveTensor
 
 
 class UnplacedWeights:
-    """Copies in host memory of the model's tensors that are not placed as a whole, to be written back where they were.
+    """Copies in host memory of the model's tensors that are not placed as a whole, to be written back where they were:
+    parameters, buffers, and what shares their memory. What else modules hold, such as an engine's KV cache, has memory
+    of its own, which need not be mapped again when the weights are.
 
     ``element_bytes``: of each of the trainer's tensors. Takes a copy of what it copies, padding and all, at
     construction: once no step and no commit writes any more."""
@@ -19,9 +22,13 @@ class UnplacedWeights:
     def __init__(self, trace: LoaderTrace, model: Any, element_bytes: Mapping[str, int]) -> None:
         from ..autoplacement.memory import live_tensors
 
+        held = list(live_tensors(model))
+        weights = {_storage(live) for live in held if _is_registered(live)}
         tensors: dict[tuple[str, int], Any] = {}
-        for live in live_tensors(model):
+        for live in held:
             tensor = live.alias
+            if _storage(live) not in weights:
+                continue
             start = str(tensor.device), tensor.data_ptr()
             if tensor.numel() > (tensors[start].numel() if start in tensors else 0):  # of views the whole
                 tensors[start] = tensor
@@ -42,3 +49,11 @@ class UnplacedWeights:
     def write_back(self) -> None:
         for tensor, copy in self._copies:
             tensor.copy_(copy)
+
+
+def _is_registered(live: LiveTensor) -> bool:
+    return live.attribute in live.holder._parameters or live.attribute in live.holder._buffers
+
+
+def _storage(live: LiveTensor) -> tuple[str, int]:
+    return str(live.alias.device), live.alias.untyped_storage().data_ptr()
