@@ -311,6 +311,30 @@ def test_verify_checksum_repairs_live_memory(fleets: Callable[..., Fleet]) -> No
     fleet.client.post("/v1/resume")
 
 
+def test_what_could_not_be_repaired_is_not_served_by_the_next_service(
+    fleets: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = fleets()
+    with torch.no_grad():
+        fleet.served.weight.fill_(5.0)
+
+    def damaged(*_: Any, **__: Any) -> None:
+        raise errors.CorruptData("tile 0 is wrong again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.receiver, "repair", damaged)
+        fleet.client.post("/v1/pause")
+        fleet.client.post("/v1/update_weights", {"verify_checksum": True}, status=500)
+    fleet.control.close()
+    fleet.control = deltasync.RolloutControl(fleet.engine, fleet.receiver)
+    client = Client(fleet.control.endpoint)
+    assert client.get("/is_paused")["is_paused"] and not fleet.engine.admits
+    client.post("/v1/update_weights")
+    assert fleet.value() == 1.0 and fleet.receiver.attest() == []
+    client.post("/v1/resume")
+    assert fleet.engine.admits
+
+
 def test_versions_are_asked_for_by_label(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets()
     with torch.no_grad():

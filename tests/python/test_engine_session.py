@@ -349,6 +349,19 @@ def test_a_void_that_finds_no_memory_writes_nothing_before_the_next_commit(
     assert_bits(engine, engine.expected(rig.weights))
 
 
+def test_a_doubt_is_the_models(rig: Rig) -> None:
+    engine, _, receiver = rig.engine()
+    update(receiver, 1)
+    receiver.void("a test has written it")
+    receiver.close()
+    again = EngineReceiver(engine, Loader(engine), rig.manager.endpoint, name="again", timeout=WAIT)
+    rig.receivers.append(again)
+    assert (again.version, again.doubt) == (None, "a test has written it")
+    assert update(again, 1).mode == "loaded" and not again.doubt
+    assert_bits(engine, engine.expected(rig.weights))
+    assert not rig.engine()[2].doubt
+
+
 def test_no_agent_is_an_error_with_its_address() -> None:
     engine = Engine()
     receiver = EngineReceiver(engine, Loader(engine), "127.0.0.1:9", name="rank0", timeout=0.3)

@@ -32,6 +32,8 @@ class Bound:
         self.lost = False
         #: The memory was given up, so that having no version is no loss.
         self.released = False
+        #: It was found not to be what was committed, and is not served until it is that again.
+        self.wrong = False
         self.lock = threading.RLock()
         self._pid = os.getpid()
 

@@ -20,8 +20,6 @@ class ReceiverWeights:
         self.staged = ""
         self._changed = False  # by the last commit
         self._verify = False
-        #: Live memory may not be what was committed.
-        self.wrong = False
         #: Writes live memory until it is done, which may be after the wait for it has ended.
         self._overwriting: Prepared | None = None
         self._ends = False
@@ -29,6 +27,15 @@ class ReceiverWeights:
     @property
     def stages_in_place(self) -> bool:
         return bool(self.receiver._options["full_update_policy"] == "in_place")
+
+    @property
+    def wrong(self) -> bool:
+        """Live memory may not be what was committed, as this or an earlier service of the receiver found."""
+        return self.receiver._bound.wrong
+
+    @wrong.setter
+    def wrong(self, found: bool) -> None:
+        self.receiver._bound.wrong = found
 
     def current(self) -> Version | None:
         overwriting = self._overwriting

@@ -35,6 +35,7 @@ from ..errors import (
 from ..prepared import Prepared
 from ..rollout import Receiver
 from .covered import ENGINES_OWN, refused, require_engine_coverage
+from .doubt import ModelDoubt
 from .loader import EngineLoader
 from .placed import HostCopies, places, plan_of, without_shared
 from .staging import CommitReport, Staging, words
@@ -65,6 +66,9 @@ class EngineReceiver:
     `rollback` and `regain` and by nothing else, whatever fails.
     """
 
+    #: Why live memory is of no version; empty: it is of one, or never was written.
+    doubt = ModelDoubt()
+
     def __init__(
         self,
         model: Any,
@@ -84,8 +88,6 @@ class EngineReceiver:
         self.state = CONNECTING
         #: Of the engine's memory; None until a commit has succeeded, and after :meth:`void`.
         self.version: Version | None = None
-        #: Why live memory is of no version; empty: it is of one, or never was written.
-        self.doubt = ""
         self.trace: LoaderTrace | None = None
         #: Tensors of the trainer that this model has no place for, and that are not ignored → why.
         self.untaken: dict[str, str] = {}
