@@ -1,12 +1,16 @@
-"""Who is told of vLLM's sleep, by a worker that is played."""
+"""Who is told of vLLM's sleep, by a worker that is played; and ranks that agree on it, without vLLM."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import weakref
 from typing import Any
 
 import pytest
+from deltasync import errors
 from deltasync.engines import vllm_sleep
+from deltasync.engines.group import Group
+from played_vllm import config, engine_class
 
 
 class Sleeper:
@@ -58,3 +62,39 @@ def test_where_one_cannot_sleep_those_that_were_told_go_on(worker: Any) -> None:
     with pytest.raises(RuntimeError, match="may still write"):
         worker.sleep(2)
     assert (heard, vllm_sleep.level(), worker.slept) == (["sleep 2", "wake 2"], 0, 0)
+
+
+class Receiver:
+    """Of one rank; ``busy``: it cannot give its memory up."""
+
+    name, doubt, busy = "receiver", "", False
+
+    def lose(self) -> None:
+        if self.busy:
+            raise errors.IoError("a device may still write")
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two ranks' weight transfer engines over a store that they share."""
+    torch = pytest.importorskip("torch")
+    engine_of, store = engine_class(monkeypatch), torch.distributed.HashStore()
+    made = [engine_of(None, config(2), None, None) for _ in range(2)]
+    for rank, engine in enumerate(made):
+        engine._target, engine._ranks = Receiver(), Group(store, rank, 2)
+    return made
+
+
+def test_where_a_rank_cannot_sleep_none_does(engines: list[Any]) -> None:
+    """vLLM would not wake the others."""
+
+    def sleep(busy: bool) -> list[str]:
+        engines[1]._target.busy = busy
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            asked = [threads.submit(engine.before_sleep, 2) for engine in engines]
+        return [str(one.exception() or "") for one in asked]
+
+    others, own = sleep(True)
+    assert "rank 1: IoError" in others and "a device may still write" in others
+    assert "a device may still write" in own
+    assert sleep(False) == ["", ""]

@@ -158,11 +158,18 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
     # Sleep.
 
     def before_sleep(self, level: int) -> None:
-        for receiver in (self._target, self._draft):
-            if receiver is not None and level >= 2:
-                receiver.lose()
-            elif receiver is not None:
-                receiver.pause()
+        """All ranks or none: vLLM does not wake those that sleep where another one could not."""
+        error: Exception | None = None
+        try:
+            for receiver in (self._target, self._draft):
+                if receiver is not None and level >= 2:
+                    receiver.lose()
+                elif receiver is not None:
+                    receiver.pause()
+        except Exception as caught:
+            error = caught
+        verdict = self._group().vote(_words(error), timeout=self._deadline_s(), subject=f"sleep of level {level}")
+        self._require(verdict, error, "the sleep")
 
     def after_wake(self, level: int) -> None:
         for receiver in (self._target, self._draft):
