@@ -15,10 +15,11 @@ from deltasync import errors
 torch = pytest.importorskip("torch")
 
 from deltasync.engines.covered import lacks  # noqa: E402
-from deltasync.engines.group import Group, Lacks, Outcome, Verdict  # noqa: E402
+from deltasync.engines.group import NOTHING, Group, Lacks, Outcome, Verdict  # noqa: E402
 from deltasync.engines.loader import PlainLoader  # noqa: E402
 from deltasync.engines.session import CONNECTING, PLACED, EngineReceiver  # noqa: E402
 from engine_support import Engine, Loader, assert_bits, bits, change, first_version  # noqa: E402
+from played_vllm import config, engine_class  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
 WAIT = 30.0
@@ -261,6 +262,25 @@ def test_what_a_draft_shares_is_the_other_models(rig: Rig) -> None:
     target.attach()
     assert set(beside.untaken) == first_version().keys() - {"norm.weight"} and target.untaken == {}
     assert not lacks([target, beside]).bits
+
+
+def test_what_is_left_to_a_draft_is_named_until_that_is_updated(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.publish(first_version() | {"mtp.fc.weight": torch.zeros(4)})
+    target = rig.receiver(Skipping(), shared=True)
+    target.attach()
+    engine = engine_class(monkeypatch)(None, config(1, "mtp"), None, None)
+    engine._target, engine._init_info = target, SimpleNamespace(draft_agent=None)
+    with caplog.at_level(logging.WARNING, "deltasync.engines"):
+        assert [engine._lacks(target) for _ in range(2)] == [NOTHING] * 2
+    assert caplog.text.count("1 tensor(s) of the trainer stay out of updates") == 1 == caplog.text.count("mtp.fc")
+    draft = Part(Skipping(["norm"]), "norm")
+    engine._draft = EngineReceiver(draft, Loader(draft), rig.manager.endpoint, shared=True, timeout=WAIT)  # type: ignore[arg-type]
+    rig.receivers.append(engine._draft)
+    engine._draft.attach()
+    left = engine._lacks(target)
+    assert "no rank takes all of it: 1 tensor(s)" in left.words(left.bits) and "mtp.fc.weight" in left.words(left.bits)
 
 
 class Doubled(Part):

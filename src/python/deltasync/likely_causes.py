@@ -107,7 +107,7 @@ def _drafts(untaken: Sequence[str], unfilled: Sequence[str], weights: Sequence[s
     drafts = [name for name in untaken if _DRAFT.search(name)]
     if last is not None and _layers(untaken) == {last + 1}:
         drafts += [name for name in untaken if _layers([name])]
-    if drafts:
+    if drafts and not any(_DRAFT.search(name) for name in weights):
         return f"{drafts[0]} is of a draft (MTP, EAGLE) that this engine does not run"
     return ""
 

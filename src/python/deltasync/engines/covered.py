@@ -100,6 +100,7 @@ def lacks(models: Sequence[Traced]) -> Lacks:
         # Digits in base two, the lowest first: shifting a number of so many bits once for each takes a second.
         names = [spec.name for spec, digit in zip(trace.specs, f"{bits:b}"[::-1], strict=False) if digit == "1"]
         untaken = {name: models[0].untaken.get(name, "") for name in names}
-        return f"no rank takes all of it: {unmatched(untaken, {}, trace.weights)} ({UnmatchedWeights.remedy})"
+        weights = [name for each in traces if each is not None for name in each.weights]
+        return f"no rank takes all of it: {unmatched(untaken, {}, weights)} ({UnmatchedWeights.remedy})"
 
     return Lacks(int("".join("01"[lacking] for lacking in reversed(left)) or "0", 2), words)

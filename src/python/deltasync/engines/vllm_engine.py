@@ -17,6 +17,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from .._deadlines import left
 from ..adapters.servers import NOT_INITIALISED, VLLM_GRACE_S
+from ..coverage import some
 from ..errors import Aborted, InvalidArgument
 from . import vllm_sleep
 from .covered import lacks
@@ -89,6 +90,7 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
         self._draft: EngineReceiver | None = None
         self._ranks: Group | None = None
         self._updated = False  # in this session
+        self._left_to_draft: dict[str, str] = {}  # as was said last
         #: What the last update did on this rank.
         self.last_report: CommitReport | None = None
         vllm_sleep.watch(self)
@@ -260,12 +262,25 @@ class DeltasyncWeightTransferEngine(WeightTransferEngine[DeltasyncInitInfo, Delt
 
     def _lacks(self, receiver: EngineReceiver) -> Lacks:
         """A draft of the same checkpoint takes what the target model leaves over. Before its first session nothing is
-        known to be lacking."""
+        known to be lacking; so it is said what would be if none came."""
         if self._init_info is not None and self._init_info.draft_agent is not None:
             return lacks([receiver])
-        if self._draft is None and self._has_draft():
+        if self._has_draft() and (self._draft is None or self._draft.trace is None):
+            self._say_left_to_draft(receiver)
             return NOTHING
         return lacks([one for one in (self._target, self._draft) if one is not None])
+
+    def _say_left_to_draft(self, receiver: EngineReceiver) -> None:
+        if receiver is not self._target or receiver.untaken == self._left_to_draft:
+            return
+        self._left_to_draft = dict(receiver.untaken)
+        if self._left_to_draft:
+            _log.warning(
+                "%s: %d tensor(s) of the trainer stay out of updates until the draft is updated, too: %s",
+                receiver.name,
+                len(self._left_to_draft),
+                some(self._left_to_draft),
+            )
 
     def _has_draft(self) -> bool:
         speculation = getattr(self.vllm_config, "speculative_config", None)
