@@ -136,6 +136,23 @@ def test_two_ranks_send_a_plan_of_fused_and_sliced_memory(path: str) -> None:
     assert torch.equal(fused, torch.cat([tensors["q"][32:], tensors["k"][32:]]))
 
 
+def test_tied_weights_that_two_ranks_hold_are_sent_by_one(path: str) -> None:
+    trained, live, epoch = Model(1), Model(100), deltasync.make_epoch()
+    layout, _ = deltasync.layouts.layout_of(trained)
+    rest = [tensor.name for tensor in layout if tensor.name != "embed.weight"]
+
+    def rank(number: int, names: list[str]) -> Trainer:
+        state = trained.state_dict()  # head.weight, too
+        return Trainer(
+            path, trained, lambda sender: sender.send(state, 1), rank=number, ranks=2, tensors=names, epoch=epoch
+        )
+
+    with rank(0, ["embed.weight"]) as first, rank(1, rest) as second:
+        with Receiver(f"bucket:{path}", module=live, timeout=LIMIT_S) as receiver:
+            receiver.update(1)
+    assert first.error is None and second.error is None and same(live, trained)
+
+
 @pytest.mark.parametrize("policy", ["follow", "wait", "fail"])
 def test_a_trainer_that_starts_again_is_later_than_what_the_engine_has(path: str, tmp_path: Path, policy: str) -> None:
     """Whatever brought that: an agent's trainer, of which it knows nothing, or the one before. The engine starts again

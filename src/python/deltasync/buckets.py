@@ -157,6 +157,7 @@ class BucketSender:
                 return
             raise
         if index not in self._mine:
+            source.note(tensor)
             return
         own = self.layout[index]
         check_tensor(tensor, name)
