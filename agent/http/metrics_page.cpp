@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/trainer/trainer_server.hpp"
 #include "base/metrics.hpp"
 #include "net/tls.hpp"
 
@@ -104,19 +103,17 @@ std::string metrics_text(const AgentParts& parts) {
   metrics::Gauges out;
   out.add("peer_memory_bytes", "Memory that peers make the agent hold, as it is computed.",
           static_cast<double>(parts.core.peer_room().bytes_taken()));
-  const std::vector<TrainerStatus> writers =
-      parts.trainer_server != nullptr ? parts.trainer_server->status() : std::vector<TrainerStatus>();
   out.add("writers", "Trainers' ranks, or relays, that are attached now.",
-          static_cast<double>(std::ranges::count_if(writers, &TrainerStatus::connected)));
-  const auto cut_off = parts.core.origin().cut_off();
-  out.add(
-      "cut_off_seconds",
-      "For how long nobody has brought newer versions: the relay is gone, or has no agent that gets any; 0: somebody "
-      "may.",
-      cut_off ? std::chrono::duration<double>(Origin::Clock::now() - cut_off->since).count() : 0);
+          static_cast<double>(writers_attached(parts)));
+  std::vector<ReceiverStatus> receivers = receiver_status(parts);
+  const auto since = cut_off(parts, receivers);
+  out.add("cut_off_seconds",
+          "For how long nobody has brought newer versions: the relay is gone, or has no agent that gets any, or the "
+          "trainer went on elsewhere; 0: somebody may.",
+          since ? std::chrono::duration<double>(Origin::Clock::now() - since->since).count() : 0);
   add_ring(out, parts, *now);
   add_served(out, *now);
-  add_receivers(out, receiver_status(parts));
+  add_receivers(out, std::move(receivers));
   add_certificate(out, parts.tls);
   return metrics::to_text({parts.core.metrics().registry.collect(), out.take(), metrics::of_process()});
 }

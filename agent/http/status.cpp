@@ -1,5 +1,6 @@
 #include "agent/http/status.hpp"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -194,6 +195,27 @@ std::vector<ReceiverStatus> receiver_status(const AgentParts& parts) {
   return list;
 }
 
+std::size_t writers_attached(const AgentParts& parts) {
+  if (parts.trainer_server == nullptr) return 0;
+  const std::vector<TrainerStatus> writers = parts.trainer_server->status();
+  return static_cast<std::size_t>(std::ranges::count_if(writers, &TrainerStatus::connected));
+}
+
+std::optional<Origin::CutOff> cut_off(const AgentParts& parts, const std::vector<ReceiverStatus>& receivers) {
+  if (auto of_relay = parts.core.origin().cut_off()) return of_relay;
+  const ServedPtr served = parts.core.versions().snapshot()->served;
+  if (!served || writers_attached(parts) != 0) return std::nullopt;
+  for (const ReceiverStatus& receiver : receivers) {
+    const ReceiverRow& row = receiver.row;
+    if (row.connection == 0 || row.committed.id.epoch <= served->version.id.epoch) continue;
+    return Origin::CutOff{"no trainer is attached, and receiver " + row.name + " on " + row.host +
+                              " has a version of a newer epoch: the trainer went on elsewhere; let receivers ask its "
+                              "agent, and end this one",
+                          served->published_at};
+  }
+  return std::nullopt;
+}
+
 std::string status_json(const AgentParts& parts) {
   const SnapshotPtr now = parts.core.versions().snapshot();
   json page;
@@ -226,12 +248,13 @@ std::string status_json(const AgentParts& parts) {
   page["parents"] = json::array();
   for (const wire::Parent& parent : parts.core.origin().parents()) page["parents"].push_back(parent.endpoint);
   page["cut_off"] = nullptr;
-  if (const auto cut_off = parts.core.origin().cut_off()) {
-    page["cut_off"] = {{"why", cut_off->why}, {"seconds", age_s(cut_off->since)}};
+  const std::vector<ReceiverStatus> receivers = receiver_status(parts);
+  if (const auto now_cut_off = cut_off(parts, receivers)) {
+    page["cut_off"] = {{"why", now_cut_off->why}, {"seconds", age_s(now_cut_off->since)}};
   }
   const Children& children = parts.pull_server.children();
   page["children"] = {{"count", children.count()}, {"max", children.max()}, {"relays", children.endpoints()}};
-  page["receivers"] = receivers_json(receiver_status(parts));
+  page["receivers"] = receivers_json(receivers);
   page["connections"] = connections_json(parts.pull_server);
   page["writers"] = writers_json(parts.trainer_server);
   return dump(page);

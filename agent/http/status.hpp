@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "agent/core.hpp"
 #include "agent/serve/pull_server.hpp"
@@ -28,6 +30,13 @@ struct ReceiverStatus {
   double behind_s() const { return std::chrono::duration<double>(behind.since).count(); }
 };
 std::vector<ReceiverStatus> receiver_status(const AgentParts& parts);
+
+/// Writers that are attached now: a trainer's ranks, or a relay.
+std::size_t writers_attached(const AgentParts& parts);
+
+/// No newer version comes, and since when: what Origin knows of relays, or the trainer is gone, and a receiver of
+/// `receivers` holds a version of a newer epoch, which came from elsewhere.
+std::optional<Origin::CutOff> cut_off(const AgentParts& parts, const std::vector<ReceiverStatus>& receivers);
 
 /// GET /v1/status.
 std::string status_json(const AgentParts& parts);

@@ -256,6 +256,24 @@ def test_an_agent_that_does_not_start_again_says_why(nodes: Nodes) -> None:
     until(lambda: root.status()["error"] == "")
 
 
+def test_a_node_that_is_cut_off_says_so_until_it_is_not(nodes: Nodes) -> None:
+    (root, place), leaf = nodes.in_process("root"), nodes.supervisor("leaf")
+    trainer = Trainer(place)
+    version = trainer.publish()
+    near = leaf.start(DEADLINE_S)
+    leaf.follow([place["endpoint"]])
+    with nodes.receiver(near["endpoint"]) as receiver:
+        has(receiver, version, trainer)
+    until(lambda: leaf.status()["error"] == "")
+    root.kill()
+    root.wait()
+    error = until(lambda: leaf.status()["error"])
+    assert "cut off for" in error and place["endpoint"] in error
+    nodes.supervisor("root")  # goes on
+    until(lambda: leaf.status()["error"] == "")
+    trainer.manager.close()
+
+
 @pytest.mark.parametrize("trouble", ["log", "start"])
 def test_a_relay_is_started_again_whatever_its_host_lacks(
     nodes: Nodes, trouble: str, monkeypatch: pytest.MonkeyPatch

@@ -8,9 +8,11 @@ import signal
 import socket
 import struct
 import subprocess
+import time
 import unittest
 
-from cli_support import ACCESS, BIN, CONNECTION, DEADLINE, MISSING, NO_SPACE, UNSUPPORTED, USAGE, Agent, CliTest
+from cli_support import (ACCESS, BIN, CONNECTION, DEADLINE, DEADLINE_S, MISSING, NO_SPACE, UNSUPPORTED, USAGE, Agent, Child,
+                         CliTest)
 from openssl_certificates import Certificates  # where cli_support has pointed
 
 AGENT = BIN / "deltasync-agent"
@@ -174,8 +176,32 @@ class AgentTest(DoctorTest):
     def test_an_agent_of_this_user(self):
         agent = Agent(self, AGENT, self.tmp / "agent")
         found = self.doctor("--from", agent.endpoint, "--http", agent.http)
+        self.assertEqual(found.pop("versions")["state"], "warning")
         self.assertEqual(self.states(found), {check: "ok" for check in ("agent", "handshake", "protocol", "release")})
         self.assertIn("no receiver is connected", self.cli("status", "--http", agent.http))
+
+    def test_whether_newer_versions_come(self):
+        agent = Agent(self, AGENT, self.tmp / "agent")
+        node = Agent(self, AGENT, self.tmp / "node")
+
+        def versions(of):
+            return self.doctor("--http", of.http)["versions"]
+
+        self.assertIn("no version is served yet, and no trainer", versions(agent)["found"])
+        self.cli("publish", "--agent", agent.socket, "--model", self.model("small"))
+        said = versions(agent)
+        self.assertIn("nothing newer comes", said["found"])
+        self.assertIn("if it went on elsewhere", said["remedy"])
+        relay = Child(self, [BIN / "deltasync", "relay", "--from", agent.endpoint, "--agent", node.socket, "--json"])
+        self.assertEqual(relay.line()["event"], "relayed")
+        self.assertEqual((versions(node)["state"], versions(node)["found"]), ("ok", "a version is served, and 1 writer is attached"))
+        relay.kill()
+        end = time.monotonic() + DEADLINE_S
+        while "cut off for" not in (said := versions(node))["found"]:
+            self.assertLess(time.monotonic(), end, said)
+        self.assertEqual(said["state"], "warning")
+        self.assertIn("start it again", said["found"])
+        self.assertRegex(self.cli("status", "--http", node.http), r"(?m)^cut off for .*start it again$")
 
     def test_tokens(self):
         token = token_file(self.tmp / "token")
@@ -215,7 +241,7 @@ class AgentTest(DoctorTest):
         certificates = Certificates(self.tmp)
         agent = Agent(self, AGENT, self.tmp / "agent", *certificates.server_options())
         found = self.doctor("--from", agent.endpoint, "--http", agent.http, *certificates.client_options())
-        self.assertEqual(set(self.states(found).values()), {"ok"})
+        self.assertEqual({check for check, state in self.states(found).items() if state != "ok"}, {"versions"})
         self.assertIn("over TLS", found["handshake"]["found"])
         found = self.doctor("--from", agent.endpoint, expect=UNSUPPORTED)
         self.assertIn("TLS on both sides", found["handshake"]["remedy"])

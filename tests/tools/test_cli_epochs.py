@@ -5,9 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import unittest
 
-from cli_support import BIN, Agent, CLI, Child, CliTest, DEADLINE, USAGE, VERSION, sha256
+from cli_support import BIN, Agent, CLI, Child, CliTest, DEADLINE, DEADLINE_S, USAGE, VERSION, sha256
 
 SHIM = os.environ["DELTASYNC_CLOCK_SHIM"]
 HOUR_BEHIND, TEN_YEARS_AHEAD = -3600, 10 * 365 * 86400
@@ -155,6 +156,10 @@ class EpochsTest(CliTest):
 
         follower = self.follow(other, "--on-older-epoch", "wait")
         self.wait_for_log(follower, "policy=wait")
+        end = time.monotonic() + DEADLINE_S
+        while "newer epoch" not in (said := self.cli("status", "--http", other.http)):
+            self.assertLess(time.monotonic(), end, said)
+        self.assertRegex(said, r"(?m)^cut off for .*: the trainer went on elsewhere")
         # The agent has heard by now of what is held: its next trainer comes after that, and the wait is over.
         said, = self.publish(other, self.variant("other_1", 51))
         self.assertGreater(epoch_of(said["id"]), epoch_of(last["id"]))

@@ -100,6 +100,8 @@ Status print_line(std::string_view line);
 std::string human_bytes(std::uint64_t bytes);
 /// "1.234 s", "56.7 ms", "89 us"
 std::string human_seconds(double seconds);
+/// The same, and from two minutes on "3 min", from two hours on "5 h".
+std::string human_age(double seconds);
 /// "12.3%"
 std::string human_percent(double fraction);
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/utf8.hpp"
+#include "tools/cli/agent_standing.hpp"
 #include "tools/cli/cli.hpp"
 #include "tools/cli/follow.hpp"
 #include "tools/cli/http_get.hpp"
@@ -52,11 +53,7 @@ std::string version_text(const Json& version) {
 
 /// How long ago, or for how long.
 std::string age_text(const Json& seconds) {
-  if (!seconds.is_number()) return "unknown";
-  const auto s = seconds.get<double>();
-  if (s < 120) return human_seconds(s);
-  if (s < 7200) return std::to_string(static_cast<long>(s / 60)) + " min";
-  return std::to_string(static_cast<long>(s / 3600)) + " h";
+  return seconds.is_number() ? human_age(seconds.get<double>()) : "unknown";
 }
 
 /// When a version was published. Of one that an agent found at its start it does not know.
@@ -68,7 +65,6 @@ std::string published_text(const Json& version) {
 Status print_versions(const Json& page) {
   std::vector<Row> rows = {{"VERSION", "PUBLISHED", "DELTA", "CHANGED"}};
   const Json& active = page.at("active");
-  if (active.is_null()) return print_line("no version is served yet");
   const Json& ring = page.at("ring").at("entries");
   for (auto entry = ring.rbegin(); entry != ring.rend(); ++entry) {
     rows.push_back({version_text(entry->at("to")), published_text(*entry),
@@ -96,9 +92,14 @@ Status print_receivers(const Json& receivers) {
 
 Status print_agent(const Json& page) {
   DS_TRY(print_line("agent " + page.at("name").get<std::string>() + ", up " + age_text(page.at("uptime_s"))));
+  const Standing standing = standing_of(page);
+  DS_TRY(print_line(standing.found));
+  if (!standing.remedy.empty()) DS_TRY(print_line("remedy: " + standing.remedy));
   DS_TRY(print_line(""));
-  DS_TRY(print_versions(page));
-  DS_TRY(print_line(""));
+  if (!page.at("active").is_null()) {
+    DS_TRY(print_versions(page));
+    DS_TRY(print_line(""));
+  }
   return print_receivers(page.at("receivers"));
 }
 

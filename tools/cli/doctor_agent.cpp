@@ -7,6 +7,7 @@
 #include "net/tls.hpp"
 #include "receiver/connection.hpp"
 #include "receiver/peer.hpp"
+#include "tools/cli/agent_standing.hpp"
 #include "tools/cli/doctor.hpp"
 #include "tools/cli/follow.hpp"
 #include "tools/cli/http_get.hpp"
@@ -80,9 +81,13 @@ std::string release_on(std::string_view metrics) {
   return std::string(metrics.substr(from, metrics.find('"', from) - from));
 }
 
-Result<std::string> ask_release(const AgentToAsk& agent) {
+Result<std::string> ask(const AgentToAsk& agent, const char* page) {
   DS_ASSIGN(const tools::HttpSource source, tools::parse_http_source(agent.pages, agent.access.tls));
-  DS_ASSIGN(const std::string page, tools::http_get(source, "/metrics", after_seconds(agent.deadline_s)));
+  return tools::http_get(source, page, after_seconds(agent.deadline_s));
+}
+
+Result<std::string> ask_release(const AgentToAsk& agent) {
+  DS_ASSIGN(const std::string page, ask(agent, "/metrics"));
   std::string release = release_on(page);
   if (release.empty()) return Error(Errc::protocol, "its page /metrics has no deltasync_build_info");
   return release;
@@ -103,6 +108,27 @@ Finding check_release(const AgentToAsk& agent) {
                  "they work together as far as both speak one protocol; bring both to one release");
 }
 
+/// Pages of a receiver or a relay have no such check.
+void check_standing(const AgentToAsk& agent, std::vector<Finding>& findings) {
+  const char* const check = "versions";
+  const auto body = ask(agent, "/v1/status");
+  if (!body) {
+    findings.push_back(bad(check, Error(body.error()).with_context(agent.pages), kIsItStopped));
+    return;
+  }
+  try {
+    const Json page = Json::parse(*body);
+    if (page.contains("role")) return;
+    Standing standing = standing_of(page);
+    findings.push_back(standing.remedy.empty() ? good(check, standing.found)
+                                               : warning(check, standing.found, standing.remedy));
+  } catch (const Json::exception& e) {
+    findings.push_back(bad(check,
+                           Error(Errc::protocol, agent.pages + ": a status page of another release: " + e.what()),
+                           "bring both to one release"));
+  }
+}
+
 }  // namespace
 
 std::vector<Finding> check_agent(const AgentToAsk& agent) {
@@ -114,7 +140,10 @@ std::vector<Finding> check_agent(const AgentToAsk& agent) {
       findings.push_back(bad("agent", peer.error(), "--from HOST:PORT"));
     }  // else: a file that is named above stands in the way
   }
-  if (!agent.pages.empty()) findings.push_back(check_release(agent));
+  if (!agent.pages.empty()) {
+    findings.push_back(check_release(agent));
+    if (!is_error(findings.back())) check_standing(agent, findings);
+  }
   return findings;
 }
 

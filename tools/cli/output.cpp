@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -155,6 +156,12 @@ std::string human_bytes(std::uint64_t bytes) {
     ++unit;
   }
   return format(value < 10 ? "%.2f " : "%.1f ", value) + units[unit];
+}
+
+std::string human_age(double seconds) {
+  if (seconds < 120) return human_seconds(seconds);
+  if (seconds < 7200) return format("%.0f min", std::floor(seconds / 60));
+  return format("%.0f h", std::floor(seconds / 3600));
 }
 
 std::string human_seconds(double seconds) {

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from . import _programs
 from ._deadlines import left
 from ._segment_files import lock_file, remove_segments
+from ._status_page import cut_off
 from ._tries import Restarts, Tries
 from .agent import AgentProcess, end_process, make_own
 from .errors import AlreadyExists, Error
@@ -189,12 +190,15 @@ class Supervisor:
     def status(self) -> dict[str, Any]:
         """What deltasync.ray.NodeStatus says of the processes."""
         agent, relay = self._agent, self._relay
+        errors = [self._failure, *(part.error for part in (agent, relay) if part)]
+        if agent and not agent.error and agent.http_port:
+            errors.append(cut_off(agent.http_port, self._options.agent_args, self._options.tls))
         return {
             "agent_pid": agent.pid if agent else None,
             "relay_pid": relay.pid if relay else None,
             "restarts": sum(part.restarts for part in (agent, relay) if part),
             "actor_restarts": self._state.get("successors", 0),
-            "error": "; ".join(filter(None, (self._failure, *(part.error for part in (agent, relay) if part)))),
+            "error": "; ".join(filter(None, errors)),
         }
 
     def stop(self) -> None:

@@ -58,8 +58,8 @@ class NodeStatus:
     ``parents``: the nodes that its relay pulls from, in order of preference.
     ``agent_pid``, ``relay_pid``: of their processes; None: there is none.
     ``restarts``: of agent and relay, by the actor that is there now. ``actor_restarts``: of that actor.
-    ``error``: what does not go well: the actor does not answer, the agent does not start again, the relay always ends.
-    Empty: nothing.
+    ``error``: what does not go well: the actor does not answer, the agent does not start again, the relay always ends,
+    the agent is cut off: no newer version comes to it. Empty: nothing.
     """
 
     node: str
