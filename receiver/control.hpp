@@ -73,6 +73,9 @@ class Control {
   /// Nothing has for a while, though the agent in use is there: it may never, where a relay hangs, say. Goes on at
   /// another one that has such a version. False: none has, or it is not yet time to ask.
   bool leave_behind(const VersionId& held, bool in_part, Deadline deadline);
+  /// The agent in use serves an older epoch than `held`: goes on at another one that has that version or a later one.
+  /// False: none has.
+  bool leave_older(const VersionId& held, Deadline deadline);
   /// To the log, now and then: why nothing comes for a while.
   void say_busy(const Error& said, std::chrono::milliseconds pause);
   /// Before a pull a new connection takes the place of the one that there is, where that is of use: to the preferred

@@ -27,12 +27,13 @@ bool no_try_helps(Errc code) {
   return code == Errc::unauthenticated || code == Errc::unsupported || code == Errc::invalid_argument;
 }
 
-/// Whether who holds `held` does as well there: nothing is lost by it, and what comes later comes there as well.
+/// Whether who holds `held` does as well there: nothing is lost by it, and what comes later comes there as well. An
+/// older trainer's agent is no such place, however lately it was started again.
 bool is_as_good(const wire::Lag& there, const VersionId& held, std::chrono::nanoseconds lately) {
   const VersionId& newest = there.newest.id;
   if (is_later(newest, held)) return true;
   if (!newest.valid() || there.cut_off_ns != 0) return false;
-  return newest == held || std::chrono::nanoseconds(there.newest_age_ns) < lately;
+  return newest == held || (newest.epoch == held.epoch && std::chrono::nanoseconds(there.newest_age_ns) < lately);
 }
 
 }  // namespace
@@ -120,6 +121,13 @@ bool Control::leave_behind(const VersionId& held, bool in_part, Deadline deadlin
   if (alone || Clock::now() - news_at_ < peer_.tuning.others_look) return false;
   const std::string from = peer_.endpoint();
   const bool found = go_where_later(held, in_part, deadline);
+  if (found) log::warn("agent_behind agent={} then=\"going on at {}\"", from, peer_.endpoint());
+  return found;
+}
+
+bool Control::leave_older(const VersionId& held, Deadline deadline) {
+  const std::string from = peer_.endpoint();
+  const bool found = go_where_later(held, true, deadline);
   if (found) log::warn("agent_behind agent={} then=\"going on at {}\"", from, peer_.endpoint());
   return found;
 }

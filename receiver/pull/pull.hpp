@@ -92,6 +92,7 @@ class Pull {
   bool changes_are_too_many(const wire::PlanReply& reply) const;
   /// Whether to take what the agent serves, as ReceiverOptions::on_older_epoch says: whole stands for yes.
   Result<Progress> look_at_epoch(const wire::PlanReply& reply);
+  bool is_of_older_epoch(const wire::PlanReply& reply) const;
   bool is_before_ours(const wire::PlanReply& reply) const;
   bool reply_means_wait(const wire::PlanReply& reply) const;
 

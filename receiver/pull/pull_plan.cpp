@@ -191,6 +191,11 @@ bool Pull::is_before_ours(const wire::PlanReply& reply) const {
   return reply.target.id.epoch == ours.epoch && reply.target.id.number < ours.number;
 }
 
+bool Pull::is_of_older_epoch(const wire::PlanReply& reply) const {
+  const TargetState* committed = s_.target.committed();
+  return committed != nullptr && !version_is_named() && reply.target.id.epoch < committed->version.id.epoch;
+}
+
 bool Pull::reply_means_wait(const wire::PlanReply& reply) const {
   return wire::kind_of(want_) == wire::WantKind::newer && reply.mode == wire::PlanMode::up_to_date;
 }
@@ -279,6 +284,11 @@ Result<wire::PlanReply> Pull::plan() {
     if (answer.value) {
       DS_TRY(check_reply(*answer.value, question.partial != 0));
       compact_ = question.compact != 0;
+      // Where several agents are given, an older trainer's is followed only if no other has what is held.
+      if (is_of_older_epoch(*answer.value) &&
+          s_.control.leave_older(s_.target.committed()->version.id, until_.deadline())) {
+        continue;
+      }
       if (is_before_ours(*answer.value)) {
         s_.control.release(answer.value->plan, until_.deadline());
         const TargetState& ours = *s_.target.committed();

@@ -111,13 +111,17 @@ class Relay {
   }
 
   /// A receiver comes back to the agent that it prefers, but not one of several trainer nodes with parts of the model:
-  /// that is another kind. layout_mismatch when it has to be made again, because the preferred one has the whole model.
-  Status look_for_preferred(const CallContext& until) {
+  /// that is another kind. layout_mismatch when it has to be made again, because the preferred one has the whole model,
+  /// and none of an older trainer.
+  Status look_for_preferred(const Receiver& receiver, const CallContext& until) {
     if (preferred_.empty() || std::chrono::steady_clock::now() - preferred_at_ < kPreferredEvery) return {};
     preferred_options_.endpoint = preferred_;
     const auto there = Receiver::connect(preferred_options_, until.earlier(after_seconds(kPreferredLimitS)));
     preferred_at_ = std::chrono::steady_clock::now();
     if (!there) return {};
+    const auto held = receiver.current();
+    const auto newest = (*there)->lag(until).newest;
+    if (held && (!newest || newest->id.epoch < held->id.epoch)) return {};
     const std::string back = std::exchange(preferred_, {});
     if (receiver::agent_instance_of(**there) == 0) return {};  // one of the trainer nodes
     log::info("preferred_agent_back agent={}", back);
@@ -158,7 +162,7 @@ class Relay {
     want.newer = true;
     want.wait_max = kLookAfter;
     for (;;) {
-      DS_TRY(look_for_preferred(until));
+      DS_TRY(look_for_preferred(receiver, until));
       if (std::chrono::steady_clock::now() - looked_at_ > kLookEvery && receiver.current()) {
         look_at_served(receiver, kLookLimitS, until);
         looked_at_ = std::chrono::steady_clock::now();

@@ -175,6 +175,52 @@ TEST_F(NextAgent, ThePreferredOneThatIsBehindIsNotGoneBackTo) {
   }
 }
 
+/// A trainer that began again elsewhere is the one to follow, however lately the one before it is served again.
+class ThePreferredOneOfAnOlderTrainer : public NextAgent {
+ protected:
+  void replace_trainer() {
+    receiver::Tuning t = tuning();
+    t.preferred_look = std::chrono::milliseconds(50);
+    start_both(t);
+    pull_and_commit();
+    FakeAgent::Setup again = setup(3);
+    again.port = net::parse_endpoint(agent_->endpoint())->port;
+    agent_.reset();
+    other_->new_trainer();
+    other_->publish(model_.half);
+    pull_there(PullMode::full);
+    agent_ = std::make_unique<FakeAgent>(model_.layout, again);
+    mutate(model_.half, *model_.layout, 0.01, ++seed_);
+    agent_->publish(model_.half);
+    ASSERT_LT(agent_->newest_version().id.epoch, receiver_->current()->id.epoch);
+  }
+};
+
+TEST_F(ThePreferredOneOfAnOlderTrainer, IsNotGoneBackTo) {
+  replace_trainer();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  pull_there(PullMode::up_to_date);
+}
+
+TEST_F(ThePreferredOneOfAnOlderTrainer, IsLeftAgainByWhoConnectsThere) {
+  replace_trainer();
+  const std::uint64_t asked = agent_->requests(Type::plan);
+  other_->restart();  // ends the connections
+  auto staged = pull();
+  ASSERT_TRUE(staged.ok()) << staged.error().to_string();
+  EXPECT_GT(agent_->requests(Type::plan), asked) << "it is the preferred one";
+  EXPECT_EQ((*staged)->report().mode, PullMode::up_to_date);
+  EXPECT_EQ(receiver_->current(), other_->newest_version());
+}
+
+/// Who is left with it follows it.
+TEST_F(ThePreferredOneOfAnOlderTrainer, IsFollowedWhereNoOtherIsThere) {
+  replace_trainer();
+  other_.reset();
+  EXPECT_EQ(pull_and_commit().mode, PullMode::full);
+  EXPECT_EQ(receiver_->agent_instance(), 3u);
+}
+
 /// Whatever holds up who brings its versions: it is there, and answers.
 TEST_F(NextAgent, OneThatHasNothingNewerForLongIsLeft) {
   receiver::Tuning t = tuning();
