@@ -62,7 +62,7 @@ HttpPage start_update(Desk& desk, const Ask&) {
   // Again, too: who began one may have died.
   const std::lock_guard lock(desk.mutex);
   desk.update_started = true;
-  desk.updated = false;
+  desk.updated.reset();
   return page_of(200, {{"message", "Weight update started"}});
 }
 
@@ -154,9 +154,9 @@ HttpPage update(Desk& desk, const Ask& ask) {
   if (!limit) return refused(limit.error());
   const Call call{.kind = Call::Kind::update, .mode = brief_pause(desk), .caches_as_paused = true};
   const Status done = desk.service.call(call, *request, "", *limit);
-  if (done) {
+  if (const auto live = desk.service.standing().version; done && live) {
     const std::lock_guard lock(desk.mutex);
-    desk.updated = true;
+    desk.updated = Updated{ask.client, live->id};
   }
   return told(done, of_prime_rl ? json{{"status", "ok"}} : json{{"message", "Weights updated"}});
 }
@@ -184,8 +184,13 @@ HttpPage finish_update(Desk& desk, const Ask& ask) {
   const std::lock_guard lock(desk.mutex);
   if (!desk.update_started) return refused(409, "no weight update has been started");
   if (!desk.updated) return refused(409, "no update_weights has succeeded since start_weight_update");
+  const auto& [client, version] = *desk.updated;
+  if (client != ask.client) {
+    return refused(409, "the last update_weights, of version " + std::to_string(version.number) + ", came from " +
+                            client + ", not from " + ask.client + ": begin with start_weight_update again");
+  }
   desk.update_started = false;
-  return told(*label ? desk.service.rename(**label) : Status(), {{"message", "Weight update finished"}});
+  return told(*label ? desk.service.rename(**label, version) : Status(), {{"message", "Weight update finished"}});
 }
 
 /// Level 0 pauses only; 1 and 2 give up what a wake with tags can take again. (Weights come back from the shadow, so

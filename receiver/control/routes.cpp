@@ -51,6 +51,7 @@ nlohmann::json vllm_config(const ControlOptions& options) {
 
 Result<Ask> parse_ask(const net::HttpQuestion& question) {
   Ask ask;
+  ask.client = question.client;
   const std::size_t mark = question.target.find('?');
   std::string_view rest = mark == std::string_view::npos ? std::string_view() : question.target.substr(mark + 1);
   while (!rest.empty()) {

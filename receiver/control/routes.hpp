@@ -20,6 +20,7 @@ namespace deltasync::control {
 struct Ask {
   std::multimap<std::string, std::string, std::less<>> query;
   nlohmann::json body = nlohmann::json::object();  ///< an object; empty if there was none
+  std::string client;                              ///< its IP address; empty: unknown
 
   /// The first of that name; empty: none.
   std::string_view parameter(std::string_view name) const;
@@ -36,6 +37,12 @@ struct Ask {
 /// invalid_argument: no JSON object.
 Result<Ask> parse_ask(const net::HttpQuestion& question);
 
+/// By a client's update_weights.
+struct Updated {
+  std::string client;  ///< Ask::client
+  VersionId version;
+};
+
 /// What routes work with.
 struct Desk {
   Service& service;
@@ -44,9 +51,9 @@ struct Desk {
   EngineWeights& weights;
   const nlohmann::json engine_info;  ///< what clients are told of the engine besides
   std::mutex mutex;
-  bool update_started = false;   ///< protected by mutex, as all below
-  bool updated = false;          ///< since then
-  std::string pulled_directory;  ///< which a client was told has this version
+  bool update_started = false;     ///< protected by mutex, as all below
+  std::optional<Updated> updated;  ///< since then
+  std::string pulled_directory;    ///< which a client was told has this version
   std::optional<VersionId> pulled;
 };
 

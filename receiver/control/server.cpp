@@ -47,7 +47,7 @@ class Server final : public StoppableServer {
       : options_(std::move(options)),
         weights_(std::move(weights)),
         service_(engine, *weights_, std::chrono::nanoseconds(std::llround(options_.call_s * 1e9))),
-        desk_{service_, engine, options_, *weights_, std::move(engine_info), {}, false, false, {}, {}} {}
+        desk_{service_, engine, options_, *weights_, std::move(engine_info), {}, false, {}, {}, {}} {}
 
   ~Server() override {
     if (in_hook()) {

@@ -146,9 +146,13 @@ std::string Service::busy_with(const std::string& why) const {
   return "busy: " + (busy.empty() ? "another call" : busy) + " goes on, and " + why;
 }
 
-Status Service::rename(const std::string& label) {
+Status Service::rename(const std::string& label, std::optional<VersionId> expected) {
   const std::optional<Version> live = weights_.current();
   if (!live) return Error(Errc::version_conflict, "no version is live that could be called " + label);
+  if (expected && live->id != *expected) {
+    return Error(Errc::version_conflict, "version " + std::to_string(expected->number) + " should be called " + label +
+                                             ", but " + std::to_string(live->id.number) + " is live by now");
+  }
   const std::lock_guard lock(mutex_);
   label_ = label;
   labelled_ = live->id;

@@ -52,8 +52,8 @@ class Service {
   /// Beside any call.
   Result<std::uint64_t> abort(std::span<const std::string> ids) { return engine_.abort(ids); }
   /// What the live version is called from now on.
-  ///   - Errc::version_conflict: none is.
-  Status rename(const std::string& label);
+  ///   - Errc::version_conflict: none is, or another one than `expected`.
+  Status rename(const std::string& label, std::optional<VersionId> expected = std::nullopt);
   Standing standing() const;
 
   /// Calls end as soon as the engine lets them; later ones fail.

@@ -49,6 +49,12 @@ HttpResponse respond(const HttpRequest& request, HttpPage page, bool posts) {
   return response;
 }
 
+std::string address_of(const tcp::socket& socket) {
+  error_code left;
+  const tcp::endpoint peer = socket.remote_endpoint(left);
+  return left ? std::string() : peer.address().to_string();
+}
+
 }  // namespace
 
 std::string_view HttpQuestion::header(std::string_view name) const {
@@ -66,11 +72,13 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       telling,
     };
     explicit Client(tcp::socket socket)
-        : stream(std::make_shared<ChannelStream>(ChannelStream::Socket(std::move(socket)))) {}
+        : address(address_of(socket)),
+          stream(std::make_shared<ChannelStream>(ChannelStream::Socket(std::move(socket)))) {}
     /// Where `io` has stopped first, nothing else has ended it for the peer if a forked child has a copy.
     ~Client() { ::shutdown(stream->fd(), SHUT_RDWR); }
     Client(const Client&) = delete;
     Client& operator=(const Client&) = delete;
+    const std::string address;                    // IP; empty: it has left
     const std::shared_ptr<ChannelStream> stream;  // used on its own strand
     State state = State::listening;               // protected by Impl::mutex
   };
@@ -256,7 +264,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     HttpServer::Answer answer = handler({{request.method_string().data(), request.method_string().size()},
                                          {request.target().data(), request.target().size()},
                                          request.body(),
-                                         headers});
+                                         headers,
+                                         client->address});
     if (auto* ready = std::get_if<HttpPage>(&answer)) co_return std::move(*ready);
     const auto work = [this, &answer]() -> Result<HttpPage> {
       if (options.before_deferred) options.before_deferred();

@@ -35,6 +35,7 @@ struct HttpQuestion {
   std::string_view target;  ///< "/v1/layout?tensors=1"
   std::string_view body;
   std::span<const std::pair<std::string_view, std::string_view>> headers = {};
+  std::string_view client = {};  ///< its IP address; empty: unknown
 
   /// The first of that name, in whatever case; empty: none.
   std::string_view header(std::string_view name) const;

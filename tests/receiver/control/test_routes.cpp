@@ -17,18 +17,19 @@ using nlohmann::json;
 
 class Routes : public testing::Test {
  protected:
+  std::string client = "10.0.0.1";
   test::Notes notes;
   test::FakeEngine engine{notes};
   test::FakeWeights weights{notes};
   Service service{engine, weights, 30s};
   ControlOptions options{.model = "tiny", .world_size = 2};
-  Desk desk{service, engine, options, weights, json::object(), {}, false, false, {}, {}};
+  Desk desk{service, engine, options, weights, json::object(), {}, false, {}, {}, {}};
 
   net::HttpPage ask(std::span<const Route> routes, const std::string& target, const std::string& body = "") {
     const std::string path = target.substr(0, target.find('?'));
     for (const Route& route : routes) {
       if (route.path != path) continue;
-      const auto parsed = parse_ask({.method = "POST", .target = target, .body = body});
+      const auto parsed = parse_ask({.method = "POST", .target = target, .body = body, .client = client});
       return parsed ? route.answer(desk, *parsed) : net::HttpPage{400, "", parsed.error().message()};
     }
     return {404, "", ""};
@@ -112,6 +113,33 @@ TEST_F(Routes, VllmUpdatesBetweenStartAndFinish) {
   vllm("/pause?mode=later", "", 422);
 }
 
+TEST_F(Routes, AClientNamesTheVersionThatItBrought) {
+  const auto update = [&](const std::string& who, int version) {
+    client = who;
+    vllm("/update_weights", R"({"update_info": {"version": )" + std::to_string(version) + "}}");
+  };
+  const auto finish = [&](const std::string& who, const std::string& label, unsigned status) {
+    client = who;
+    return vllm("/finish_weight_update", R"({"weight_version": ")" + label + "\"}", status).dump();
+  };
+  vllm("/start_weight_update");
+  update("10.0.0.1", 4);
+  client = "10.0.0.2";
+  vllm("/start_weight_update");
+  update("10.0.0.2", 5);
+  const std::string other = finish("10.0.0.1", "four", 409);
+  EXPECT_NE(other.find("of version 5, came from 10.0.0.2, not from 10.0.0.1"), std::string::npos) << other;
+  finish("10.0.0.2", "five", 200);
+  EXPECT_EQ(vllm("/weight_info")["weight_version"], "five");
+  // By another dialect's route.
+  vllm("/start_weight_update");
+  update("10.0.0.1", 6);
+  sglang("/pull_weights", R"({"target_version": "7"})");
+  const std::string gone = finish("10.0.0.1", "six", 409);
+  EXPECT_NE(gone.find("version 6 should be called six, but 7 is live by now"), std::string::npos) << gone;
+  EXPECT_EQ(vllm("/weight_info")["weight_version"], "7");
+}
+
 TEST_F(Routes, WhatNobodyTakesTheWeightsFromIsNoUpdate) {
   const auto update = [&](const std::string& info, unsigned status) {
     return vllm("/update_weights", R"({"update_info": )" + info + "}", status).dump();
@@ -175,7 +203,7 @@ TEST_F(Routes, TheEnginesProgramSaysMoreOfIt) {
   EXPECT_FALSE(vllm("/v1/models")["data"][0].contains("max_model_len"));
   EXPECT_EQ(vllm("/server_info")["dp_size"], 1);
   const json told = {{"dp_size", 2}, {"vllm_config", {{"model_config", {{"max_model_len", 4096}}}}}};
-  Desk other{service, engine, options, weights, told, {}, false, false, {}, {}};
+  Desk other{service, engine, options, weights, told, {}, false, {}, {}, {}};
   const json page = json::parse(server_info(other, {}).body);
   EXPECT_EQ(page["dp_size"], 2);
   EXPECT_EQ(page["vllm_config"]["model_config"], json({{"model", "tiny"}, {"max_model_len", 4096}}));
