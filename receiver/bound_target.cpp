@@ -28,7 +28,7 @@ Status BoundTarget::bind_tiles(std::unique_ptr<Target> target, TileSet tiles, co
   drop_unfinished();
   target_ = std::move(target);
   tiles_ = std::move(tiles);
-  invalidated_ = released_ = false;
+  invalidated_ = released_ = had_version_ = false;
   DS_TRY(target_bound(until));
   note_standing(nullptr);
   return {};
@@ -112,10 +112,14 @@ Result<RepairReport> BoundTarget::restore_live(CanSleep& can, const CallContext&
   return report;
 }
 
-/// Nothing is live: a full update, verified as each is, which goes to its places.
+/// Nothing is live: a full update, verified as each is, which goes to its places. A first version is not waited for.
 Result<RepairReport> BoundTarget::restore_by_pull(const CallOptions& call) {
   const auto start = std::chrono::steady_clock::now();
   released_ = false;  // the memory is there, says the caller: if this fails, another pull may do
+  if (!had_version_) return Error(Errc::not_found, "there was no version that could come back: pull one");
+  if (!fetches()) {
+    return Error(Errc::not_found, "a bucket channel keeps no version that could come back: let the trainer send one");
+  }
   DS_ASSIGN(const auto staged, pull({}, call));
   DS_TRY(staged->commit(call));
   const PullReport& pulled = staged->report();

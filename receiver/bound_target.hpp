@@ -92,6 +92,8 @@ class BoundTarget : public Receiver {
   virtual void note_standing(const Error* failure) = 0;
   /// Of a pull that begins: invalid_argument if there is nothing that it could write.
   Status check_pullable() const;
+  /// Whether versions can be fetched that nobody sends now.
+  virtual bool fetches() const { return true; }
   /// After bind() has the target.
   virtual Status target_bound(const CallContext& /*until*/) { return {}; }
 
@@ -104,6 +106,7 @@ class BoundTarget : public Receiver {
   std::vector<Slice> slices_;
   TileSet tiles_;             ///< that it keeps
   bool released_ = false;     ///< live memory is, of which no copy was kept
+  bool had_version_ = false;  ///< since the target was bound
   bool invalidated_ = false;  ///< live memory was found to differ from its digests: only a full pull helps
   StagedImpl* staged_ = nullptr;
 

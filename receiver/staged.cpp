@@ -108,6 +108,7 @@ Status StagedImpl::commit_staged(Deadline deadline, std::chrono::steady_clock::t
     receiver_->invalidated_ = prepared_.report.version.id.epoch == kDirectoryEpoch;
   }
   phase_ = Phase::committed;
+  receiver_->had_version_ = true;
   prepared_.report.commit_s = seconds_since(start);
   if (receiver_->options_.attest_commits && prepared_.report.mode != PullMode::up_to_date) return attest(deadline);
   return {};

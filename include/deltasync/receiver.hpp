@@ -341,7 +341,8 @@ class Receiver {
   /// With PlacedTargetOptions::shadow from there: nothing comes over the network, and on error the shadow still has its
   /// version. Without, it is the newest version, pulled whole; errors are those of pull() and commit(), too.
   ///   - Errc::unsupported: the target is no placed one.
-  ///   - Errc::not_found: the shadow has no version: pull.
+  ///   - Errc::not_found: there was no version, or without a shadow the endpoint is "bucket:PATH", which keeps none:
+  ///     pull.
   ///   - Errc::corrupt: a tile of the shadow is wrong, or (with attest_commits) live memory does not keep what is
   ///     written: pull again.
   ///   - Errc::io: a device's. Errc::timed_out, Errc::cancelled.

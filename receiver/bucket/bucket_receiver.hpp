@@ -105,6 +105,7 @@ class BucketReceiver final : public BoundTarget {
 
   void discard_full() override;
   void full_is_committed() override { open_ = false; }
+  bool fetches() const override { return false; }
   void note_standing(const Error* failure) override;
 
   ThreadPool pool_;

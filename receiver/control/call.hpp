@@ -51,6 +51,7 @@ struct Call {
   bool stages_in_place = false;   ///< update: staging writes live memory
   bool resumes = false;           ///< update, wake: the engine serves afterwards, even if a client has paused it
   bool kv_cache_first = false;    ///< wake: weights are refused while kv_cache stays asleep
+  bool may_stay_void = false;     ///< wake: where no weights can come back an update is to bring them, later
   MemorySet memory = {};          ///< sleep, wake
 };
 std::string_view to_string(Call::Kind kind) noexcept;
@@ -70,7 +71,7 @@ struct Step {
     resume_transfer,
     release,  ///< `memory`
     restore,  ///< `memory`
-    fill,     ///< the weights' memory, which has been restored, with a whole version
+    fill,     ///< the weights' memory, which has been restored, with a whole version if there is one
     stage,    ///< the version that is asked for: pulled and verified beside the live one
     commit,   ///< what is staged
   };

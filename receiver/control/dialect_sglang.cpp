@@ -66,7 +66,7 @@ HttpPage change_memory(Desk& desk, const Ask& ask, Call::Kind kind) {
   auto memory = memory_of(tags->empty() ? usual : *tags, kTags);
   if (memory && tags->empty() && kind == Call::Kind::wake) *memory = MemorySet::all();
   if (!memory) return refused(memory.error().message());
-  const Status done = desk.service.call({.kind = kind, .memory = *memory});
+  const Status done = desk.service.call({.kind = kind, .may_stay_void = true, .memory = *memory});
   return done ? page_of(200, nullptr) : refused(done.error().message());
 }
 

@@ -211,7 +211,8 @@ HttpPage wake(Desk& desk, const Ask& ask) {
   auto memory = memory_of(tags, kTags);
   if (!memory) return refused(memory.error());
   if (tags.empty()) *memory = MemorySet::all();
-  const Status done = desk.service.call({.kind = Call::Kind::wake, .resumes = true, .memory = *memory});
+  const Status done =
+      desk.service.call({.kind = Call::Kind::wake, .resumes = true, .may_stay_void = true, .memory = *memory});
   if (!done) return refused(done.error());
   const MemorySet asleep = desk.service.standing().engine.asleep;
   return page_of(200, {{"status", asleep.empty() ? "awake" : "sleeping"}, {"tags", tags}});

@@ -68,7 +68,8 @@ class MachineOf {
   Step step() const { return next_ < steps_.size() ? steps_[next_] : Step{}; }
   /// The steps from here on put admission right: they are due whatever the call's deadline says.
   bool ending() const noexcept { return ending_; }
-  void succeeded();
+  /// `whole`: of a fill, whether there was a version that could be there again.
+  void succeeded(bool whole = true);
   void failed(const std::string& why, Weights left = Weights::as_before);
 
   const EngineState& state() const noexcept { return state_; }
@@ -85,7 +86,7 @@ class MachineOf {
   void plan_end();
   bool shall_serve() const;
   bool may_serve() const;
-  void took_effect(const Step& step);
+  void took_effect(const Step& step, bool whole);
   void then(Step::Kind kind, EngineMemory memory = EngineMemory::weights) { steps_.push_back({kind, memory}); }
   bool broken(Guard guard) const noexcept { return guards_.broken(guard); }
 
@@ -246,12 +247,12 @@ void MachineOf<Guards>::plan_stop_of_void() {
 // ---- how it goes on ----------------------------------------------------------------------------------------------
 
 template <class Guards>
-void MachineOf<Guards>::succeeded() {
+void MachineOf<Guards>::succeeded(bool whole) {
   if (next_ >= steps_.size()) {
     std::fprintf(stderr, "deltasync: the rollout control was answered where it had asked for nothing\n");
     std::abort();
   }
-  took_effect(steps_[next_]);
+  took_effect(steps_[next_], whole);
   ++next_;
   if (next_ == steps_.size() && !ending_) plan_end();
 }
@@ -275,7 +276,7 @@ void MachineOf<Guards>::failed(const std::string& why, Weights left) {
 }
 
 template <class Guards>
-void MachineOf<Guards>::took_effect(const Step& step) {
+void MachineOf<Guards>::took_effect(const Step& step, bool whole) {
   switch (step.kind) {
     case Step::Kind::stop_admission: state_.stopped = true; break;
     case Step::Kind::resume_admission: state_.stopped = state_.idle = false; break;
@@ -291,7 +292,7 @@ void MachineOf<Guards>::took_effect(const Step& step) {
       if (step.memory == EngineMemory::weights) state_.weights_whole = false;
       break;
     case Step::Kind::restore: state_.asleep.remove(step.memory); break;
-    case Step::Kind::fill: state_.weights_whole = true; break;
+    case Step::Kind::fill: state_.weights_whole = whole; break;
     case Step::Kind::stage: break;
     case Step::Kind::commit:
       state_.weights_whole = true;

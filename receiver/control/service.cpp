@@ -32,6 +32,10 @@ std::optional<std::uint64_t> number_of(std::string_view text) {
   return number;
 }
 
+bool is_not_found(const Status& done) {
+  return !done && done.error().code() == Errc::not_found;
+}
+
 EngineState state_at_start(bool has_weights) {
   EngineState state;
   state.weights_whole = has_weights;
@@ -91,8 +95,9 @@ Status Service::run(const Call& call, const UpdateRequest& request, Deadline dea
     } else {
       done = carry_out(step, request, options);
     }
-    if (done) {
-      machine_.succeeded();
+    const bool stays_void = step.kind == Step::Kind::fill && call.may_stay_void && is_not_found(done);
+    if (done || stays_void) {
+      machine_.succeeded(done.ok());
     } else {
       if (machine_.error().empty()) code = done.error().code();
       log::warn("control_step_failed call={} step={} error=\"{}\"", to_string(call.kind), to_string(step.kind),
@@ -107,6 +112,14 @@ Status Service::run(const Call& call, const UpdateRequest& request, Deadline dea
   std::string left = machine_.state().weights_whole ? "" : "; the weights are those of no version now";
   if (!machine_.state().serves()) left += "; the engine is paused";
   return Error(code, machine_.error() + left);
+}
+
+/// Where nothing can come back the newest version is waited for, unless the call goes on without.
+Status Service::fill(const CallOptions& call) {
+  Status filled = weights_.fill(call);
+  if (!is_not_found(filled) || machine_.call().may_stay_void) return filled;
+  DS_TRY(weights_.stage({}, call));
+  return weights_.commit(call);
 }
 
 /// What a hook throws fails its step: the call goes on to its end.
@@ -134,7 +147,7 @@ Status Service::do_step(const Step& step, const UpdateRequest& request, const Ca
       if (step.memory == EngineMemory::weights) DS_TRY(weights_.release(call));
       return engine_.release_memory(step.memory);
     case Step::Kind::restore: return engine_.restore_memory(step.memory);
-    case Step::Kind::fill: return weights_.fill(call);
+    case Step::Kind::fill: return fill(call);
     case Step::Kind::stage: return weights_.stage(request, call);
     case Step::Kind::commit: return weights_.commit(call);
   }

@@ -61,6 +61,7 @@ class Service {
 
  private:
   Status run(const Call& call, const UpdateRequest& request, Deadline deadline);
+  Status fill(const CallOptions& call);
   Status do_step(const Step& step, const UpdateRequest& request, const CallOptions& call);
   Status carry_out(const Step& step, const UpdateRequest& request, const CallOptions& call);
   void note(const std::string& busy);

@@ -31,7 +31,8 @@ class EngineWeights {
   virtual Status commit(const CallOptions& call) = 0;
   /// Live memory goes, and nothing touches it from now on.
   virtual Status release(const CallOptions& call) = 0;
-  /// It is there again: what it held is written into it.
+  /// It is there again: what it held is written into it, or the newest version. not_found: it never held one, or
+  /// nothing can be fetched.
   virtual Status fill(const CallOptions& call) = 0;
   /// Whether the engine must stand still while a version is staged, since that writes live memory.
   virtual bool stages_in_place() const = 0;

@@ -15,6 +15,7 @@ import deltasync
 import numpy as np
 import pytest
 import torch
+from control_fleet import Client, Engine
 from deltasync import BucketSender, Receiver, buckets
 from deltasync.errors import (
     Aborted,
@@ -151,6 +152,29 @@ def test_tied_weights_that_two_ranks_hold_are_sent_by_one(path: str) -> None:
         with Receiver(f"bucket:{path}", module=live, timeout=LIMIT_S) as receiver:
             receiver.update(1)
     assert first.error is None and second.error is None and same(live, trained)
+
+
+def test_weights_that_slept_without_a_shadow_wake_before_the_trainer_sends_the_next(path: str) -> None:
+    live, awake = Model(100), threading.Event()
+
+    def play(sender: BucketSender) -> None:
+        sender.send(Model(1), 1)
+        assert awake.wait(LIMIT_S)
+        sender.send(Model(2), 2)
+
+    with Trainer(path, Model(1), play) as trainer, Receiver(f"bucket:{path}", module=live, timeout=LIMIT_S) as receiver:
+        receiver.update(1)
+        engine = Engine(live)
+        with deltasync.RolloutControl(engine, receiver) as control:
+            client = Client(control.endpoint, timeout=LIMIT_S)
+            client.post("/sleep?level=2")
+            client.post("/wake_up")
+            assert not engine.asleep and not engine.admits
+            awake.set()
+            client.post("/v1/update_weights", {"version": "2"})
+            assert engine.admits and same(live, Model(2))
+        engine.close()
+    assert trainer.error is None
 
 
 @pytest.mark.parametrize("policy", ["follow", "wait", "fail"])

@@ -246,6 +246,31 @@ def test_weights_without_a_shadow_wake_as_the_newest(segment_name: str) -> None:
         assert engine.torn == []
 
 
+@pytest.mark.parametrize("shadow", [False, True])
+@pytest.mark.parametrize(
+    ("sleep", "wake"),
+    [("/sleep?level=2", "/wake_up"), ("/release_memory_occupation", "/resume_memory_occupation")],
+)
+def test_what_never_had_weights_wakes_before_the_trainer_has_some(
+    sleep: str, wake: str, shadow: bool, segment_name: str
+) -> None:
+    trained, served = model(1.0), model(0.0)
+    with (
+        deltasync.WeightManager(trained, name=segment_name) as manager,
+        deltasync.Receiver(manager.endpoint, module=served, shadow=shadow) as receiver,
+    ):
+        engine = Engine(served)
+        with deltasync.RolloutControl(engine, receiver) as control:
+            client = Client(control.endpoint)
+            client.post(sleep, {})
+            client.post(wake, {})
+            assert not engine.asleep and not engine.admits
+            manager.offload()
+            client.post("/v1/update_weights", {"version": "1"})
+            assert engine.admits and engine.finish(engine.submit("a")).tokens == [1.0] * TOKENS
+        engine.close()
+
+
 def test_a_pull_in_place_that_is_late_leaves_no_version(segment_name: str) -> None:
     trained, served = model(1.0), model(0.0)
     with (

@@ -304,8 +304,9 @@ class Receiver:
         pull that is under way is cancelled, and begun again with ``background``.
 
         Errors: LayoutMismatch (the module is elsewhere), Unsupported (made without ``module`` and ``plan``), NotFound
-        (the shadow has no version: update() then), CorruptData (a tile of it is wrong: likewise), IoError (a device's),
-        DeadlinePassed, Cancelled (by :meth:`cancel` or :meth:`close`); without ``shadow`` those of :meth:`update`, too.
+        (there was no version, or a bucket channel has no shadow: update() then), CorruptData (a tile of the shadow is
+        wrong: likewise), IoError (a device's), DeadlinePassed, Cancelled (by :meth:`cancel` or :meth:`close`); without
+        ``shadow`` those of :meth:`update`, too.
         """
         end = end_of("restore", timeout, self.timeout)
         self._need_live_memory("restore")

@@ -138,6 +138,7 @@ class FakeWeights final : public EngineWeights {
   }
   Status fill(const CallOptions& call) override {
     DS_TRY(notes_.note("fill", call));
+    if (kept_ == 0) return Error(Errc::not_found, "there was no version");
     number_ = kept_;
     return {};
   }

@@ -69,6 +69,7 @@ std::vector<Call> all_calls() {
     for (const bool resumes : {true, false}) {
       calls.push_back({.kind = Kind::wake, .resumes = resumes, .memory = memory});
       calls.push_back({.kind = Kind::wake, .resumes = resumes, .kv_cache_first = true, .memory = memory});
+      calls.push_back({.kind = Kind::wake, .resumes = resumes, .may_stay_void = true, .memory = memory});
     }
   }
   calls.push_back({.kind = Kind::resume});
@@ -163,6 +164,11 @@ class Explorer {
     Explored good = machine;
     good.succeeded();
     go_on(before, good, after(engine, step, machine.call()), way, failures, end_failed, surprised);
+    if (step.kind == Step::Kind::fill && machine.call().may_stay_void) {
+      Explored lacking = machine;
+      lacking.succeeded(false);
+      go_on(before, lacking, engine, way + " (nothing comes)", failures, end_failed, surprised);
+    }
     if (failures == 2) return;
     for (const Weights left : {Weights::as_before, Weights::void_weights}) {
       if (left == Weights::void_weights && !machine.state().weights_whole) continue;
@@ -244,9 +250,8 @@ class Explorer {
     if (now.paused_by == PausedBy::itself && may_serve && !end_failed) why = "nothing sleeps, and it does not go on";
     if (now.serves() != (now.paused_by == PausedBy::nobody)) why = "nobody has paused it, or it serves though paused";
     if (ok && call.kind == Call::Kind::update && !now.weights_whole) why = "an update without weights";
-    if (ok && call.kind == Call::Kind::wake && call.memory.has(EngineMemory::weights) && !now.weights_whole) {
-      why = "woken weights are void";
-    }
+    const bool fills = call.kind == Call::Kind::wake && call.memory.has(EngineMemory::weights) && !call.may_stay_void;
+    if (ok && fills && !now.weights_whole) why = "woken weights are void";
     if (!why.empty()) {
       found_ = way + ": " + why;
       return;

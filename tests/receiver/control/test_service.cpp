@@ -130,6 +130,29 @@ TEST_F(ControlService, ASleepGivesMemoryUpAndAWakeFillsIt) {
   EXPECT_EQ(service.standing().label, "1");
 }
 
+TEST_F(ControlService, WhatNeverHadWeightsWakesAndServesOnceItHasSome) {
+  weights.become_void();
+  const MemorySet slept{EngineMemory::weights};
+  ASSERT_TRUE(service.call({.kind = Call::Kind::sleep, .memory = slept}));
+  notes.take();
+  ASSERT_TRUE(service.call({.kind = Call::Kind::wake, .resumes = true, .may_stay_void = true, .memory = slept}));
+  EXPECT_EQ(notes.take(), (Words{"restore weights", "fill"}));
+  EXPECT_FALSE(serves());
+  ASSERT_TRUE(service.call({.kind = Call::Kind::update}));
+  EXPECT_TRUE(serves());
+  EXPECT_TRUE(service.standing().version);
+}
+
+TEST_F(ControlService, AWakeThatHasToBringWeightsWaitsForTheFirst) {
+  weights.become_void();
+  const MemorySet slept{EngineMemory::weights};
+  ASSERT_TRUE(service.call({.kind = Call::Kind::sleep, .memory = slept}));
+  notes.take();
+  ASSERT_TRUE(service.call({.kind = Call::Kind::wake, .memory = slept}));
+  EXPECT_EQ(notes.take(), (Words{"restore weights", "fill", "stage", "commit", "resume_admission"}));
+  EXPECT_TRUE(serves());
+}
+
 TEST_F(ControlService, CallsWaitForEachOther) {
   notes.block("wait_idle");
   std::thread first([&] { EXPECT_TRUE(service.call({.kind = Call::Kind::pause, .mode = PauseMode::wait})); });
