@@ -154,6 +154,14 @@ def test_a_parameter_that_was_put_aside_is_refused() -> None:
         pieces.views()
 
 
+def test_a_parameter_whose_storage_was_shrunk_is_refused_by_name() -> None:
+    model = Model()
+    pieces = RankPieces(model)
+    model.norm.data.untyped_storage().resize_(23)
+    with pytest.raises(errors.InvalidArgument, match="norm: the source has no memory .24 bytes .* has 23"):
+        pieces.check()
+
+
 def test_a_piece_that_is_a_copy_is_refused() -> None:
     model = Model()
     shards = model.shards()

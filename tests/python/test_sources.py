@@ -225,6 +225,21 @@ def test_a_view_of_memory_that_was_given_up_is_refused(segment_name: str) -> Non
             manager.offload({"a": view})
 
 
+def test_a_tensor_whose_storage_was_shrunk_is_refused_before_it_is_read(segment_name: str) -> None:
+    tensors = {"a": torch.ones(8 << 20), "b": torch.ones(2, 2), "c": torch.ones(9)[5:]}
+    with deltasync.WeightManager(tensors, name=segment_name) as manager:
+        manager.offload(tensors)
+        for name, kept in (("a", 4096), ("b", 15), ("c", 35)):
+            whole = tensors[name].untyped_storage().nbytes()
+            tensors[name].untyped_storage().resize_(kept)
+            for given in (tensors, iter(tensors.items())):
+                message = f"{name}: the source has no memory .{whole} bytes .* has {kept}"
+                with pytest.raises(errors.InvalidArgument, match=message):
+                    manager.offload(given)
+            tensors[name].untyped_storage().resize_(whole)
+        manager.offload(tensors)
+
+
 class OfOthers(torch.Tensor):
     """As torchao's quantised tensors are."""
 

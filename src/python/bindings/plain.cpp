@@ -18,9 +18,6 @@ using namespace nb::literals;
 constexpr std::uint32_t kExchangeMajor = 1;
 constexpr const char* kExchangeName = "dlpack_exchange_api";
 
-/// The kernel maps a program's large memory higher.
-constexpr std::uintptr_t kMappedAddress = std::uintptr_t{1} << 40;
-
 struct ExchangeHeader {
   std::uint32_t major;
   std::uint32_t minor;
@@ -66,12 +63,6 @@ nb::dlpack::dtype dtype_of(Dtype dtype) {
   const auto lanes = dtype_packed(dtype);
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * dtype_bytes(dtype) / lanes),
           static_cast<std::uint16_t>(lanes)};
-}
-
-/// Of torch's storages that were given up: a view's address there is its offset.
-bool is_given_up(nb::handle tensor, const void* data) {
-  if (reinterpret_cast<std::uintptr_t>(data) >= kMappedAddress) return false;
-  return nb::cast<std::uintptr_t>(tensor.attr("untyped_storage")().attr("data_ptr")()) == 0;
 }
 
 /// Whether it is all of the tensor, one element behind the other.
@@ -121,6 +112,14 @@ std::size_t PlainTensors::index_of(nb::handle name) {
   return index < tensors.size() ? index : SIZE_MAX;
 }
 
+bool PlainTensors::is_in_storage(nb::handle tensor, const void* data, std::uint64_t bytes) const {
+  const nb::object storage = tensor.attr(storage_)();
+  const auto first = nb::cast<std::uintptr_t>(storage.attr(address_)());
+  const auto size = nb::cast<std::uint64_t>(storage.attr(size_)());
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  return first != 0 && begin >= first && begin - first <= size && bytes <= size - (begin - first);
+}
+
 std::optional<SliceSource> PlainTensors::find(nb::handle name, nb::handle tensor) {
   if (describe_ == nullptr || !PyUnicode_Check(name.ptr())) return std::nullopt;
   const auto is_type = [&](nb::handle type) {
@@ -140,7 +139,7 @@ std::optional<SliceSource> PlainTensors::find(nb::handle name, nb::handle tensor
   if (have.device.device_type != nb::device::cpu::value || !is_whole(have, whole)) return std::nullopt;
   Source source;
   source.data = static_cast<const std::byte*>(have.data) + have.byte_offset;
-  if (is_given_up(tensor, source.data)) return std::nullopt;
+  if (!is_in_storage(tensor, source.data, whole.bytes)) return std::nullopt;
   return SliceSource{{static_cast<std::uint32_t>(index), {0, 0, whole.rows, whole.cols}}, source};
 }
 

@@ -34,11 +34,15 @@ class PlainTensors {
 
   /// In the layout; SIZE_MAX for a name that it does not have.
   std::size_t index_of(nb::handle name);
+  /// Whether these bytes are torch's storage's, which may have been given up (a view's address there is its offset) or
+  /// shrunk.
+  bool is_in_storage(nb::handle tensor, const void* data, std::uint64_t bytes) const;
 
   const std::shared_ptr<const Layout> layout_;
   const nb::dict index_;
   const nb::tuple types_;
   const nb::object exchange_;  ///< keeps what describe_ belongs to
+  const nb::object storage_ = nb::str("untyped_storage"), address_ = nb::str("data_ptr"), size_ = nb::str("nbytes");
   Describe describe_ = nullptr;
   /// By index: which one came behind it last time. Tensors come in much the same order each time, and a look at the
   /// name that is expected is a fraction of a look into the dict.

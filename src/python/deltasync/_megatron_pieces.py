@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._arrays import dtype_name
+from ._arrays import check_memory, dtype_name
 from ._megatron_attributes import Ranks, shards_of
 from ._megatron_fsdp import Rows, is_divided, local, shares, undivided
 from ._modules import is_module
@@ -79,7 +79,9 @@ class RankPieces:
         self._chunks = as_chunks(chunks)
         self._rows = dict(rows or {})
         self.pieces = [piece for piece in _pieces(self._chunks, self._rows) if not adapters or ".adapter." in piece.key]
-        self._forms = {key: _form(owner) for key, owner in self._owners().items()}
+        owners = self._owners()
+        self._forms = {key: _form(owner) for key, owner in owners.items()}
+        self._spans = {key: _span(owner) for key, owner in owners.items()}
 
     def _owners(self) -> dict[tuple[int, str], Any]:
         """By chunk and name, as they are now: buffers, and parameters too, may be other objects than they were."""
@@ -102,7 +104,7 @@ class RankPieces:
 
     def check(self) -> dict[tuple[int, str], Any]:
         """What the pieces are views of, by chunk and name. InvalidArgument: a parameter has another shape, stride or
-        dtype than it had in the plan, or no memory."""
+        dtype than it had in the plan, or no memory, or its storage ends before it does."""
         owners = self._owners()
         for piece in self.pieces:
             owner = owners[piece.chunk, piece.name]
@@ -112,11 +114,14 @@ class RankPieces:
                     f"{piece.owner_name}: shape, strides and dtype were {was} in the plan, and are {now}",
                     "make the plan again",
                 )
-            if owner.numel() and not owner.untyped_storage().nbytes():
+            nbytes = owner.untyped_storage().nbytes()
+            if owner.numel() and not nbytes:
                 raise InvalidArgument(
                     f"{piece.owner_name}: its memory was freed; the trainer has put its weights aside",
                     "offload when they are back",
                 )
+            if nbytes < (owner.storage_offset() + self._spans[piece.chunk, piece.name]) * owner.element_size():
+                check_memory(owner, piece.owner_name)
         return owners
 
     def views(self) -> list[Any]:
@@ -202,6 +207,12 @@ def _form(tensor: Any) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
+def _span(tensor: Any) -> int:
+    """In elements, from its first to behind its last; 0 if it has none."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return last + 1 if tensor.numel() else 0
+
+
 def _pieces(chunks: list[Any], rows: Mapping[tuple[int, str], Rows]) -> Iterator[Piece]:
     for number, chunk in enumerate(chunks):
         module = _innermost(chunk)
@@ -249,8 +260,7 @@ def _owners(module: Any) -> list[_Owner]:
     for name, tensor in _named(module):
         if tensor.numel():
             first = _address(tensor)
-            span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-            found.setdefault(first, _Owner(first, first + span * tensor.element_size(), name, tensor))
+            found.setdefault(first, _Owner(first, first + _span(tensor) * tensor.element_size(), name, tensor))
     return sorted(found.values(), key=lambda owner: owner.first)
 
 
