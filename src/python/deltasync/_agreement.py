@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import weakref
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ._deadlines import left
 from ._rank_store import RankGroup, RankStore
+from .coverage import some
 from .errors import DeadlinePassed, Error, VersionConflict, from_code
 
 #: Of one value; TCPStore takes 8 MiB.
@@ -28,6 +31,43 @@ def common_store() -> Any:
 
     store = _get_default_store()
     return store.clone() if hasattr(store, "clone") else store  # a connection of its own: a wait holds nobody up
+
+
+#: By which ranks come together, and for what: the job's store, and how.
+_together: dict[tuple[str, ...], tuple[Any, Agreement]] = {}
+
+
+@contextlib.contextmanager
+def all_together(ranks: Sequence[int], rank: int, what: str, timeout: float) -> Iterator[None]:
+    """All of them (numbers in the job; this is ``ranks[rank]``) come to its end: before collectives, since one that is
+    late for the others would meet them in a later one. DeadlinePassed names the ranks that did not come. What is raised
+    in it on one rank is an error on all."""
+    if len(ranks) == 1:
+        yield
+        return
+    end = time.monotonic() + timeout
+    agreement = _meeting(ranks, rank, what)
+    agreement.begin(["together"])
+    agreement.pass_over_missed()
+    try:
+        yield
+        agreement.agree(what, end, merge=lambda _: b"")
+    except BaseException as error:
+        agreement.fail(error)
+        if isinstance(error, DeadlinePassed):
+            raise DeadlinePassed(error.message, "all ranks make each call; the next one is of all again") from error
+        raise
+
+
+def _meeting(ranks: Sequence[int], rank: int, what: str) -> Agreement:
+    """One for all calls, which it counts."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    key, store = (what, *map(str, ranks)), _get_default_store()
+    if key not in _together or _together[key][0] is not store:  # of an earlier default group
+        name = f"{what} {zlib.crc32(repr(list(ranks)).encode())}"
+        _together[key] = store, Agreement(common_store(), rank, len(ranks), name, ranks)
+    return _together[key][1]
 
 
 class Agreement:
@@ -73,6 +113,11 @@ class Agreement:
                 f"process_group: rank {self._rank} asks for {about}, another rank for {others.decode()}"
             )
 
+    def pass_over_missed(self) -> None:
+        """Calls that the others have given up because this rank did not come to them: it is in the next one then."""
+        while self._was_missed():
+            self.begin(self._steps)
+
     def go_on_to(self, call: int) -> None:
         """Where another agreement of the same calls is, which has passed some over."""
         while self.call < call:
@@ -100,7 +145,7 @@ class Agreement:
                 raise
             outcome = self._decide(self._key(step, "outcome"), _OK)
         else:
-            outcome = self._wait(step, what, end)
+            outcome = self._wait(step, what, end, named=merge is not None)
         if outcome != _OK:
             raise _raised(outcome)
         made = self._get(self._key(step, "made")) if merge is not None else b""
@@ -130,18 +175,22 @@ class Agreement:
         """What counts: the first value."""
         return self._store.compare_set(key, "", value)
 
-    def _wait(self, step: str, what: str, end: float) -> bytes:
+    def _wait(self, step: str, what: str, end: float, *, named: bool) -> bytes:
         key = self._key(step, "outcome")
         began = time.monotonic()
         while not self._store.check([key]):  # its wait() would hold up signals, and log that it ends
             if left(end) == 0:
-                return self._decide(key, _said(self._late(step, what), ""))
+                return self._decide(key, _said(self._late(step, what, named=named), ""))
             time.sleep(min((time.monotonic() - began) / 8 + 0.0005, _PAUSE_MAX_S, left(end)))
         return self._store.get(key)
 
-    def _late(self, step: str, what: str) -> DeadlinePassed:
+    def _late(self, step: str, what: str, *, named: bool) -> DeadlinePassed:
+        """`named`: each rank that came has said something."""
         come, sum_of_ranks = divmod(self._store.add(self._key(step, "count"), 0), _CAME)
         missing = f", without rank {sum(self._called) - sum_of_ranks}" if come == self._size - 1 else ""
+        if named and not missing:
+            away = [rank for rank in range(self._size) if not self._store.check([self._key(step, str(rank))])]
+            missing = f", without ranks {some([str(self._called[rank]) for rank in away])}"
         return DeadlinePassed(
             f"process_group: {come} of {self._size} ranks came by the deadline{missing}: {what}",
             "all ranks make each call; one that may miss some says version=, by which it finds the others again",

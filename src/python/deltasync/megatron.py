@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _checks, _native
+from ._agreement import all_together
 from ._deadlines import seconds
 from ._export_boxes import ExportedBox, Place, places, worth_it
 from ._export_quantise import Scheme, quantise
@@ -221,20 +222,22 @@ def plan(
     while they export.
     ``mode``: what each rank writes of a version itself. "direct": all of it, out of its own memory. "gathered":
     nothing; tensors are put together on a rank that has most of them. "auto": what cannot be direct is gathered.
-    ``timeout``: in seconds, until all ranks have called it.
+    ``timeout``: in seconds, until all ranks have called it. DeadlinePassed names those that have not; the next call is
+    another one, of all.
 
     CoverageError: tensors of the trainer or of the directory that the page has no row for, or the ranks no element;
     names both sides. LayoutMismatch: the shapes are not those that the page makes. Unsupported: fp8 primary weights;
     attributes that say otherwise than the layer's ``sharded_state_dict()``.
     NotFound: no page for the architecture that ``config.json`` names.
     """
-    if mode not in MODES:
-        raise InvalidArgument(f"megatron.plan: mode={mode!r:.40} is none of {', '.join(MODES)}")
     timeout = seconds("megatron.plan", timeout)
     group = Group(default_group() if process_group is None else process_group)
-    own = [read_page(table) for table in _listed("tables", tables)]
-    unwanted = [_checks.text("ignored", pattern) for pattern in _listed("ignored", ignored)]
-    directory = Path(_checks.path("hf", hf))
+    with all_together([group.global_rank(rank) for rank in range(group.size)], group.rank, "to plan", timeout):
+        if mode not in MODES:
+            raise InvalidArgument(f"megatron.plan: mode={mode!r:.40} is none of {', '.join(MODES)}")
+        own = [read_page(table) for table in _listed("tables", tables)]
+        unwanted = [_checks.text("ignored", pattern) for pattern in _listed("ignored", ignored)]
+        directory = Path(_checks.path("hf", hf))
     here: list[tuple[RankPieces, str, Layout, Sidecar]] = []
 
     def mine() -> dict[str, Any]:
