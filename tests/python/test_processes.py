@@ -446,6 +446,30 @@ def test_forked_child_that_exits_leaves_the_agent_its_directory(segment_name: st
             assert (report.version.number, report.replans) == (2, 0)
 
 
+def test_forked_child_leaves_the_staged_directory_alone(segment_name: str, tmp_path: Path) -> None:
+    with deltasync.WeightManager(weights(), name=segment_name) as manager:
+        manager.offload(weights())
+        receiver = deltasync.Receiver(manager.endpoint, directory=tmp_path / "out")
+        prepared = receiver.prepare()
+        prepared.wait(LIMIT_S)
+        held = [receiver, prepared]
+        staged = sorted(tmp_path.rglob("*.safetensors"))
+        assert staged
+        del receiver, prepared
+        child = os.fork()
+        if child == 0:
+            gc.freeze()  # as above
+            held.clear()
+            gc.unfreeze()
+            gc.collect()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert sorted(tmp_path.rglob("*.safetensors")) == staged
+        held.clear()
+        gc.collect()
+        assert not list(tmp_path.rglob("*.safetensors"))  # which the child would have done
+
+
 def test_default_numbers_go_on_after_an_interrupt_behind_the_commit(
     segment_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

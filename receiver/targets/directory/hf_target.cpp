@@ -185,7 +185,7 @@ std::byte* HfTarget::full_rows(std::uint32_t tensor) {
 void HfTarget::discard_full() noexcept {
   if (!full_) return;
   full_->model.clear();
-  remove_tree(full_->directory);
+  if (fork_guard_.same_process()) remove_tree(full_->directory);
   full_.reset();
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_guard.hpp"
 #include "format/tiling.hpp"
 #include "receiver/targets/directory/hf_patch.hpp"
 #include "receiver/targets/directory/hf_store.hpp"
@@ -37,7 +38,7 @@ struct OpenFull {
 class HfTarget final : public Target, public CanRollBack, public CanLendRows {
  public:
   explicit HfTarget(LayoutPtr layout, HfStore store) : layout_(std::move(layout)), store_(std::move(store)) {}
-  ~HfTarget() override { discard_full(); }
+  ~HfTarget() override { discard_full(); }  // a forked child's copy leaves the directory to the parent
 
   const LayoutPtr& layout() const override { return layout_; }
   TargetCapabilities capabilities() override {
@@ -94,6 +95,7 @@ class HfTarget final : public Target, public CanRollBack, public CanLendRows {
   std::string served_;  ///< instead of previous_: what `current` led to, no base of ours, to which rollback() returns
   bool can_rollback_ = false;
   std::optional<OpenFull> full_;
+  const ForkGuard fork_guard_;
   bool leases_work_ = true;  ///< until a filesystem says otherwise
 };
 

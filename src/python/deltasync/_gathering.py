@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -46,6 +47,7 @@ class Gathering:
         left: Callable[[], float],
     ) -> None:
         """`room`: bytes that buckets take together. `left`: how long a wait may take from now."""
+        self._owner_pid = os.getpid()
         self._group, self._carrier = group, carrier
         self._waiting = deque(buckets)
         self._make_elements = elements
@@ -81,6 +83,8 @@ class Gathering:
     def fail(self, error: BaseException) -> None:
         """This rank takes part no more: nor do the others, which get this error. Nothing, if they know. Waits for
         nobody."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child has the connections of its parent, which goes on
         if not self._over and self._group.size > 1:
             self._end()
             self._running.clear()
