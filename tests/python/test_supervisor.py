@@ -24,6 +24,7 @@ import pytest
 from deltasync import _supervisor, errors
 from deltasync._supervisor import NodeOptions, Supervisor
 from deltasync.tls import Tls
+from openssl_certificates import Certificates
 
 DEADLINE_S = 60.0
 #: A supervisor that is killed: it gets its options, and what it relays.
@@ -63,11 +64,12 @@ class Nodes:
         self.directory = directory
         self.prefix = f"test{os.getpid()}{secrets.token_hex(4)}"
         self.token = secrets.token_hex(32)
+        self.tls = Tls()
         self.supervisors: list[Supervisor] = []
         self.children: list[subprocess.Popen[str]] = []
 
     def options(self, name: str, fleet: str = "f") -> NodeOptions:
-        return NodeOptions(f"{self.prefix}-{name}", fleet, "127.0.0.1", 0, self.token, Tls(), "/dev/shm")
+        return NodeOptions(f"{self.prefix}-{name}", fleet, "127.0.0.1", 0, self.token, self.tls, "/dev/shm")
 
     def supervisor(self, name: str, fleet: str = "f") -> Supervisor:
         self.supervisors.append(Supervisor(self.options(name, fleet)))
@@ -87,7 +89,7 @@ class Nodes:
         return [path.name for path in Path("/dev/shm").glob(f"deltasync-ray-{os.getuid()}-{self.prefix}*")]
 
     def receiver(self, *endpoints: str) -> deltasync.Receiver:
-        return deltasync.Receiver(list(endpoints), token=self.token, timeout=DEADLINE_S)
+        return deltasync.Receiver(list(endpoints), token=self.token, tls=self.tls, timeout=DEADLINE_S)
 
 
 @pytest.fixture
@@ -256,7 +258,11 @@ def test_an_agent_that_does_not_start_again_says_why(nodes: Nodes) -> None:
     until(lambda: root.status()["error"] == "")
 
 
-def test_a_node_that_is_cut_off_says_so_until_it_is_not(nodes: Nodes) -> None:
+@pytest.mark.parametrize("over", ["plain", "tls"])
+def test_a_node_that_is_cut_off_says_so_until_it_is_not(nodes: Nodes, tmp_path: Path, over: str) -> None:
+    if over == "tls":
+        certificates = Certificates(tmp_path)
+        nodes.tls = Tls(*certificates.sign("node", "IP:127.0.0.1"), certificates.ca)
     (root, place), leaf = nodes.in_process("root"), nodes.supervisor("leaf")
     trainer = Trainer(place)
     version = trainer.publish()
