@@ -50,8 +50,7 @@ class Follow : public ::testing::Test {
       return PullReport{};
     };
     follower.tell = [this](const PullReport&) {
-      ++told_;
-      return Status();
+      return told_++ < lost_lines_ ? Status(Error(lost_, "scripted")) : Status();
     };
     return follow(follower, stop_.get_token());
   }
@@ -69,7 +68,33 @@ class Follow : public ::testing::Test {
   std::size_t at_ = 0;
   unsigned connects_ = 0;
   unsigned told_ = 0;
+  unsigned lost_lines_ = 0;  ///< the first ones
+  Errc lost_ = Errc::no_space;
 };
+
+TEST_F(Follow, AFullDiskUnderItsOutputEndsNothing) {
+  lost_lines_ = 3;
+  const Status done = run({}, 5);
+  ASSERT_TRUE(done) << done.error().to_string();
+  EXPECT_EQ(told_, 5u);
+  EXPECT_EQ(lines("output_lost"), 1u) << log_.text();
+  EXPECT_EQ(lines("output_back lost_lines=3"), 1u) << log_.text();
+}
+
+TEST_F(Follow, WhatIsStillLostAtItsEndIsNoSuccess) {
+  lost_lines_ = 3;
+  const Status done = run({}, 3);
+  EXPECT_EQ(told_, 3u);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code(), Errc::no_space);
+}
+
+TEST_F(Follow, OutputThatNobodyReadsEndsIt) {
+  lost_lines_ = 1;
+  lost_ = Errc::io;
+  ASSERT_FALSE(run({}, 3));
+  EXPECT_EQ(told_, 1u);
+}
 
 TEST_F(Follow, AnAgentThatIsNotThereYetIsWaitedFor) {
   const Status done = run({at_connect(Errc::connection), at_connect(Errc::connection), at_connect(Errc::timed_out)});

@@ -114,17 +114,23 @@ Deadline after_seconds(double seconds) {
 Status follow(const Follower& follower, const std::stop_token& stop) {
   std::signal(SIGHUP, SIG_IGN);  // as an agent: closing the terminal means no node
   Tries tries(follower, stop);
+  Status told;
+  std::uint64_t lost_lines = 0;  // one after the other
   for (std::uint64_t done = 0; follower.count == 0 || done < follower.count;) {
     const auto taken = tries.take();
     if (taken) {
       tries.succeeded();
-      DS_TRY(follower.tell(*taken));
       ++done;
+      told = follower.tell(*taken);
+      if (told && lost_lines != 0) log::info("output_back lost_lines={}", std::exchange(lost_lines, 0));
+      if (told) continue;
+      if (told.error().code() != Errc::no_space) return told;
+      if (lost_lines++ == 0) log::warn("output_lost error=\"{}\" then=\"going on\"", told.error().to_string());
     } else {
       DS_TRY(tries.failed(taken.error()));
     }
   }
-  return {};
+  return told;
 }
 
 }  // namespace deltasync::cli

@@ -24,14 +24,14 @@ struct Follower {
   std::function<Result<std::unique_ptr<Receiver>>(const CallContext& until)> connect;
   /// The next version: waited for, pulled, committed.
   std::function<Result<PullReport>(Receiver& receiver, const CallContext& until)> take;
-  /// A failure of this ends the following.
+  /// A failure of this ends the following, but no_space: output is lost then, and versions go on.
   std::function<Status(const PullReport& report)> tell;
 };
 
-/// Until `count` versions are there, a stop (cancelled), or a failure that no retry helps. Others are tried again,
-/// after pauses of 0.2 to 10 s, and logged when they begin or change. What the user has to fix (a wrong token, a file
-/// that is no certificate, a slice that is not there, no permission) ends it only as long as it was never connected and
-/// bound. From then on the process ignores SIGHUP.
+/// Until `count` versions are there (no_space: the last one's output is lost), a stop (cancelled), or a failure that no
+/// retry helps. Others are tried again, after pauses of 0.2 to 10 s, and logged when they begin or change. What the
+/// user has to fix (a wrong token, a file that is no certificate, a slice that is not there, no permission) ends it
+/// only as long as it was never connected and bound. From then on the process ignores SIGHUP.
 Status follow(const Follower& follower, const std::stop_token& stop);
 
 /// `--on-older-epoch`: ReceiverOptions::on_older_epoch.

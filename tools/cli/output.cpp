@@ -1,3 +1,4 @@
+#include <stdio_ext.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,8 +30,10 @@ std::string format(const char* pattern, double value) {
 Status write_line(std::string_view line) {
   if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fputc('\n', stdout) == EOF ||
       std::fflush(stdout) != 0) {
-    if (errno == EPIPE) return Error(Errc::io, "stdout: nobody reads it any more");  // no connection that comes again
-    return Error::from_errno("stdout", errno);
+    const int why = errno;
+    ::__fpurge(stdout);  // it would come with a later line, or a part of it
+    if (why == EPIPE) return Error(Errc::io, "stdout: nobody reads it any more");  // no connection that comes again
+    return Error::from_errno("stdout", why);
   }
   return {};
 }
