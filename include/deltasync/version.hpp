@@ -26,7 +26,7 @@ struct VersionId {
 /// A version with the user's name for it ("global_step_1200"), which may be empty.
 struct Version {
   VersionId id;
-  std::string label;  ///< UTF-8, at most kLabelBytesMax bytes
+  std::string label;  ///< UTF-8, at most kLabelBytesMax bytes; of digits alone only if it is the number
 
   bool operator==(const Version&) const = default;
 };

@@ -124,7 +124,7 @@ class Writer {
   ///   - Errc::version_conflict: not after the last version of its epoch, or another epoch is being filled.
   ///   - Errc::timed_out, Errc::cancelled: the message names what holds the half.
   ///   - Errc::quarantined: a stopped writer (the message has its pid) or a device may still write there.
-  ///   - Errc::invalid_argument: a fill is open already, epoch 0, a label that is too long.
+  ///   - Errc::invalid_argument: a fill is open already, epoch 0, a label that is too long or another version's number.
   virtual Status begin(const Version& version, const CallOptions& call = {}) = 0;
 
   /// Copies one slice. Returns when the source may be reused. Slices in device memory are waited for, at most as

@@ -32,6 +32,9 @@ struct HeldVersion {
 /// begin(), register_plan() or wait_ready(), which may map another segment: ask again then.
 std::optional<HeldVersion> held_version(const Writer& writer);
 
+/// Versions have the names that their trainers gave them: begin() takes any label that the formats have.
+void take_labels_of_trainers(Writer& writer);
+
 /// The one that is open; nothing if none is.
 std::optional<FillOfHalf> open_fill(const Writer& writer);
 

@@ -62,6 +62,7 @@ class WriterSession final : public Writer {
   VersionId newest() const override { return fork_guard_.same_process() ? role_->newest() : VersionId{}; }
   std::uint64_t fresh_epoch() const override { return make_epoch(std::max(epoch_heard_, newest().epoch)); }
   std::uint64_t agent_instance() const { return agent_instance_; }
+  void take_labels_of_trainers() { labels_of_trainers_ = true; }
   void tell_parents(wire::TrainerParents parents);
   void tell_arrival(const wire::TrainerArrival& arrival, int memory);
   void end_arrival(bool tell) noexcept;
@@ -129,6 +130,7 @@ class WriterSession final : public Writer {
   bool planned_ = false;
   std::uint64_t epoch_heard_ = 0;     ///< by the agent, when it welcomed this writer
   std::uint64_t agent_instance_ = 0;  ///< likewise
+  bool labels_of_trainers_ = false;
   std::stop_token stop_;
 
   // The open fill.

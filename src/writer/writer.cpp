@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/label.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "shm/side_files.hpp"
@@ -48,6 +49,7 @@ Status WriterSession::begin(const Version& version, const CallOptions& call) {
   if (options_.writers > 1 && !planned_) {
     return Error(Errc::invalid_argument, context + ": with several writers each registers its plan first");
   }
+  if (!labels_of_trainers_) DS_TRY(check_no_other_number(version).with_context(context));
   const auto start = Clock::now();
   const std::uint64_t start_ns = trace::now_ns();
   const trace::Span span("guard", version.id);
@@ -334,6 +336,10 @@ void WriterSession::tell_parents(wire::TrainerParents parents) {
 std::uint64_t agent_instance(const Writer& writer) {
   const auto* const session = dynamic_cast<const WriterSession*>(&writer);
   return session != nullptr ? session->agent_instance() : 0;
+}
+
+void take_labels_of_trainers(Writer& writer) {
+  if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->take_labels_of_trainers();
 }
 
 void tell_parents(Writer& writer, wire::Parents parents) {

@@ -49,5 +49,18 @@ TEST(Label, HasALimitAndIsPlain) {
   EXPECT_EQ(refused.error().message(), "the label 'step\\x0a7' is not UTF-8, or contains a control character");
 }
 
+TEST(Label, OfDigitsIsTheVersionsOwnNumber) {
+  for (const char* label : {"", "12", "0012", "step_1", "1.5", "-1", "0x1", "\u0661"}) {
+    EXPECT_TRUE(check_no_other_number({{7, 12}, label})) << label;
+  }
+  for (const char* label : {"1", "0", "13", "18446744073709551628"}) {  // the last is 12 more than 64 bits hold
+    const auto refused = check_no_other_number({{7, 12}, label});
+    ASSERT_FALSE(refused) << label;
+    EXPECT_EQ(refused.error().code(), Errc::invalid_argument);
+  }
+  EXPECT_EQ(check_no_other_number({{7, 12}, "1"}).error().message(),
+            "the label '1' is another version's number, and this is version 12: give it a letter, as in step_1");
+}
+
 }  // namespace
 }  // namespace deltasync

@@ -93,6 +93,8 @@ def mistakes(
         "version=-1": lambda: own.offload(weights(), version=-1),
         "version=2**64": lambda: own.offload(weights(), version=2**64),
         "label=7": lambda: own.offload(weights(), label=7),
+        "label='1'": lambda: own.offload(weights(), version=20, label="1"),
+        "a Version of such a label": lambda: own.offload(weights(), deltasync.Version(own.epoch, 20, "1")),
         "model=3": lambda: deltasync.WeightManager(3),
         "model='nowhere'": lambda: deltasync.WeightManager(directory / "nowhere"),
         "a list in the model": lambda: deltasync.WeightManager({"w": [1, 2, 3]}),

@@ -322,6 +322,7 @@ TEST_F(WriterSessionTest, WrongArguments) {
   const auto label = writer->begin({{7, 1}, std::string(kLabelBytesMax + 1, 'x')}, soon());
   EXPECT_EQ(label.error().code(), Errc::invalid_argument);
   EXPECT_THAT(label.error().message(), HasSubstr(std::to_string(kLabelBytesMax + 1)));
+  EXPECT_THAT(writer->begin({{7, 1}, "2"}, soon()).error().message(), HasSubstr("another version's number"));
 
   const auto attempt = [&](const std::function<Status()>& wrong, Errc code) {
     ASSERT_TRUE(writer->begin(version(7, 1), soon()));

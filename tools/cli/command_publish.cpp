@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "base/label.hpp"
 #include "deltasync/layout.hpp"
 #include "deltasync/version.hpp"
 #include "deltasync/writer.hpp"
@@ -49,6 +50,15 @@ enum class Go : std::uint8_t { next, end };
 class Publisher {
  public:
   explicit Publisher(const PublishArgs& options) : options_(options) {}
+
+  /// Whether each version's label can be one.
+  Status check_labels() const {
+    for (std::size_t i = 0; i < options_.models.size(); ++i) {
+      const Version version{{1, i + 1}, label_of(options_.models[i], i + 1)};
+      DS_TRY(check_no_other_number(version).with_context(options_.models[i] + " (--label-prefix gives other labels)"));
+    }
+    return {};
+  }
 
   /// end: a stop signal came before there was an agent; nothing was published.
   Result<Go> publish(const std::string& dir, std::uint64_t number) {
@@ -170,6 +180,7 @@ Result<Go> wait_for_turn(const PublishArgs& options, bool first) {
 Status run_publish(const PublishArgs& options) {
   catch_stop_signals();
   Publisher publisher(options);
+  DS_TRY(publisher.check_labels());
   std::uint64_t number = 0;
   for (const std::string& dir : options.models) {
     DS_ASSIGN(const Go go, wait_for_turn(options, number == 0));

@@ -281,6 +281,7 @@ Result<std::unique_ptr<Target>> make_relay_target(LayoutPtr layout, const Sideca
                                              " is the very agent that is pulled from: name the socket of this node's "
                                              "own agent, and the address of the one that the trainer writes to");
   }
+  take_labels_of_trainers(**writer);
   return std::unique_ptr<Target>(new relay::RelayTarget(
       std::move(layout), *std::move(writer), {options.guard_limit, options.agent_socket, {}, options.advertise}));
 }

@@ -26,6 +26,18 @@ def version_number(call: str, version: Any) -> int:
     return number
 
 
+def version_label(call: str, number: int, label: Any) -> str:
+    """A version's label. InvalidArgument: it is no text; or another version's number, which people would get who ask
+    for it."""
+    text = _checks.text(f"{call}: label", label)
+    if text.isascii() and text.isdigit() and text.lstrip("0") != str(number):
+        raise InvalidArgument(
+            f"{call}: label={text!r:.40} is another version's number, and this is version {number}",
+            f"give it a letter, as in step_{text:.20}",
+        )
+    return text
+
+
 #: What a pull may be for: a number, a label, a Version, a directory, or None for the newest.
 Asked = int | str | Version | Path | None
 

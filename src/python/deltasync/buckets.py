@@ -14,7 +14,7 @@ from ._modules import checkpoint_name
 from ._native import Version, make_epoch
 from ._slices import is_dtensor
 from ._sources import TensorSource
-from ._versions import version_number
+from ._versions import version_label, version_number
 from .errors import CoverageError, InvalidArgument, NotFound
 from .layouts import as_pair, layout_of
 
@@ -101,8 +101,9 @@ class BucketSender:
         source = TensorSource(tensors)
         if isinstance(version, Version):
             wanted = version
+            version_label("send", version.number, version.label)
         else:
-            wanted = Version(self._epoch_until(end), self._number, _checks.text("send: label", label))
+            wanted = Version(self._epoch_until(end), self._number, version_label("send", self._number, label))
         native.begin(wanted, left(end))
         try:
             for item in source.items:

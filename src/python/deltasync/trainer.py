@@ -25,7 +25,7 @@ from ._nodes import Nodes, NodesWriter, advertised
 from ._reports import OffloadReport
 from ._slices import LocalRect, ShardedView, is_dtensor, local_block, local_rects
 from ._sources import TensorSource
-from ._versions import version_number
+from ._versions import version_label, version_number
 from .agent import LISTEN, AgentProcess, check_none_given
 from .errors import InvalidArgument, NotFound
 from .hf import ignores_checkpoint_tensor
@@ -247,7 +247,8 @@ class WeightManager:
         anything with DLPack, on the host or on a CUDA device.
         Every tensor of the layout comes exactly once (tied ones under the layout's name; further names of the same are
         passed over if they are not in the layout and the same tensor was seen, in a module, dict or list).
-        ``version``: its number, which grows; by default one more than the last. ``label``: the user's name for it.
+        ``version``: its number, which grows; by default one more than the last. ``label``: the user's name for it, not
+        the number of another.
 
         With a process group each rank writes its part of a DTensor, and rank 0 what has no parts. The ranks say which
         parts those are once, when the first version is offloaded, and again after an error, so give a function that
@@ -364,13 +365,14 @@ class WeightManager:
             self._asked = version.number
             if label:
                 raise InvalidArgument("offload: label= with a Version, which has its own; give one of them")
+            version_label("offload", version.number, version.label)
             return version
         if version is None:
             # In a group, ranks that failed at different times must not meet in one fill with tensors of two calls.
             last = self._writer.newest_number if self._writer.newest_epoch == self.epoch else 0
             version = (self._asked if self._group.size > 1 else last) + 1
         self._asked = number = version_number("offload", version)
-        return Version(self.epoch, number, _checks.text("offload: label", label))  # last: calls that fail count
+        return Version(self.epoch, number, version_label("offload", number, label))  # last: calls that fail count
 
     def _write_all(self, source: TensorSource, end: float) -> None:
         batch = Batch()
