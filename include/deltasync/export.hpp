@@ -121,7 +121,8 @@ Result<ExportFamily> parse_family(std::string_view toml, std::string_view file);
 ///   - Errc::layout_mismatch: a shape that the page does not make (the message names row and tensors), or ranks that
 ///     say different things of one tensor.
 ///   - Errc::unsupported: a cast that there is none for; a quantisation that is not exported.
-///   - Errc::invalid_argument, Errc::out_of_range: a config, page or piece that cannot be used.
+///   - Errc::invalid_argument, Errc::out_of_range: a config, page or piece that cannot be used; a page for another
+///     architecture, from which nothing is inherited.
 Result<ExportPlan> plan_export(std::span<const ExportFamily> families, std::string_view config, LayoutPtr layout,
                                std::span<const std::vector<ShardPiece>> shards,
                                std::span<const std::string> ignored = {});

@@ -160,6 +160,17 @@ void inherit(Family& family, const Family& from) {
   family.ignored.insert(family.ignored.end(), from.ignored.begin(), from.ignored.end());
 }
 
+bool is_for(const Family& family, std::span<const std::string> architectures) {
+  return std::find_first_of(architectures.begin(), architectures.end(), family.architectures.begin(),
+                            family.architectures.end()) != architectures.end();
+}
+
+std::string joined(std::span<const std::string> names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
 }  // namespace
 
 Result<Family> parse_family(std::string_view toml, std::string_view file) {
@@ -224,20 +235,16 @@ Result<Family> find_family(std::span<const Family> given, std::span<const std::s
   }
   auto found = all.end();
   for (std::size_t i = 0; i < architectures.size() && found == all.end(); ++i) {
-    found = std::find_if(all.begin(), all.end(), [&](const Family& family) {
-      return std::find(family.architectures.begin(), family.architectures.end(), architectures[i]) !=
-             family.architectures.end();
-    });
+    found = std::find_if(all.begin(), all.end(),
+                         [&](const Family& family) { return is_for(family, architectures.subspan(i, 1)); });
   }
+  const std::string wanted = architectures.empty() ? "a model without architectures" : joined(architectures);
   if (found == all.end()) {
-    std::string wanted;
-    std::string there;
-    for (const std::string& name : architectures) wanted += (wanted.empty() ? "" : ", ") + name;
-    for (const Family& family : all) {
-      for (const std::string& name : family.architectures) there += (there.empty() ? "" : ", ") + name;
-    }
-    return Error(Errc::not_found, "no family page for " + (wanted.empty() ? "a model without architectures" : wanted) +
-                                      "; there are pages for " + there + "; write one and give it as a table");
+    std::vector<std::string> there;
+    for (const Family& family : all)
+      there.insert(there.end(), family.architectures.begin(), family.architectures.end());
+    return Error(Errc::not_found, "no family page for " + wanted + "; there are pages for " + joined(there) +
+                                      "; write one and give it as a table");
   }
   Family family = *found;
   std::set<std::string> seen{family.name};
@@ -251,6 +258,15 @@ Result<Family> find_family(std::span<const Family> given, std::span<const std::s
                    "family page " + family.name + " inherits from " + name + ", which is not there");
     }
     inherit(family, *from);
+  }
+  std::vector<std::string> unused;
+  for (const Family& page : given) {
+    if (seen.contains(page.name) || is_for(page, architectures)) continue;
+    unused.push_back(page.name + " (for " + (page.architectures.empty() ? "none" : joined(page.architectures)) + ")");
+  }
+  if (!unused.empty()) {
+    return Error(Errc::invalid_argument, "no use for the family page " + joined(unused) + ": the model is " + wanted +
+                                             "; name that in the page's architectures, or give no such page");
   }
   return family;
 }

@@ -75,6 +75,25 @@ TEST(Family, RoundsAndGapsOfInheritance) {
   }
 }
 
+TEST(Family, PagesThatFitNothingAreNamed) {
+  std::vector<Family> given;
+  for (const char* page :
+       {"name = \"mine\"\narchitectures = \"A\"\ninherits = \"base\"", "name = \"base\"\ninherits = \"llama\"",
+        "name = \"second\"\narchitectures = [\"A\", \"C\"]"}) {
+    given.push_back(*parse_family(page, "f"));
+  }
+  const std::vector<std::string> of_model = {"A", "D"};
+  ASSERT_TRUE(find_family(given, of_model));
+  given.push_back(*parse_family("name = \"other\"\narchitectures = [\"B\", \"C\"]", "f"));
+  given.push_back(*parse_family("name = \"nobody's\"", "f"));
+  const auto found = find_family(given, of_model);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code(), Errc::invalid_argument);
+  EXPECT_EQ(found.error().message(),
+            "no use for the family page other (for B, C), nobody's (for none): the model is A, D; name that in the "
+            "page's architectures, or give no such page");
+}
+
 TEST(Family, WrongPagesNameTheLine) {
   struct Wrong {
     const char* text;
