@@ -19,7 +19,8 @@ from deltasync import _nodes, megatron  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
 from test_megatron_export import LAYOUTS  # noqa: E402
 from test_megatron_training import LONG_S, same_bits  # noqa: E402
-from tiny_megatron import Parallel, Training  # noqa: E402
+from tiny_megatron import Parallel  # noqa: E402
+from tiny_training import Training  # noqa: E402
 
 STEPS = 4
 
@@ -58,7 +59,7 @@ def test_each_version_is_what_megatron_saves(whole: Any, nodes: int, tmp_path: P
         node = rank * nodes // layout.world
         _nodes.this_node = lambda: f"node{node} boot"
         chunks = model.chunks(layout)
-        training = Training(model.family, layout, chunks, model.dtype)
+        training = Training(chunks)
         options = {"export": "gathered", "bucket_bytes": 64 << 10, "advertise": "127.0.0.1", "timeout": LONG_S}
         segment = f"pytest-{os.getppid()}-gathered-{node}"
         versions = []

@@ -22,7 +22,8 @@ import torch.distributed as dist  # noqa: E402
 from fp8_model import COMPRESSED, PER_TENSOR, POWERS, Fp8, Style, blocks, is_quantised  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from tiny_megatron import Parallel, Training  # noqa: E402
+from tiny_megatron import Parallel  # noqa: E402
+from tiny_training import Training  # noqa: E402
 
 STEPS = 3
 LONG_S = 300.0
@@ -78,7 +79,7 @@ def test_each_version_is_quantised_as_the_directory(
     def train(rank: int) -> Any:
         chunks = model.chunks(layout)
         proof = deltasync.megatron.prove(deltasync.megatron.plan(chunks, model.hf), model.hf)
-        training = Training(model.family, layout, chunks, model.dtype)
+        training = Training(chunks)
         segment, more = f"pytest-{os.getppid()}-{name}-{style}", {"export": export, "bucket_bytes": 1 << 16}
         with deltasync.WeightManager(training.chunks, hf=model.hf, name=segment, timeout=LONG_S, **more) as manager:
             receiver = deltasync.Receiver(manager.endpoint, timeout=LONG_S) if rank == 0 else None

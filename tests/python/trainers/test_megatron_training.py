@@ -19,7 +19,8 @@ import tiny_megatron as tiny  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from gloo_ranks import run_ranks  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from tiny_megatron import Parallel, Training  # noqa: E402
+from tiny_megatron import Parallel  # noqa: E402
+from tiny_training import Training  # noqa: E402
 
 STEPS = 20
 LONG_S = 300.0
@@ -34,7 +35,8 @@ def same_bits(one: Any, other: Any) -> bool:
     [
         ("qwen3_moe", Parallel(tp=2, pp=2, ep=2, etp=1, dp=2)),
         ("llama_tied", Parallel(pp=2, vpp=2, dp=2)),
-        ("gpt_oss", Parallel(tp=2, ep=2, etp=1)),  # gate and up alternate
+        ("deepseek", Parallel(tp=2, pp=2, ep=2, etp=1)),  # a predictor, and biases that are no parameters
+        ("gpt_oss", Parallel(tp=2, ep=2, etp=1, dp=2)),  # gate and up alternate
     ],
     ids=str,
 )
@@ -43,16 +45,16 @@ def test_each_version_is_what_megatron_saves(whole: Any, name: str, layout: Para
     saved = [tmp_path / f"saved-{step}" for step in range(STEPS + 1)]
     received = [tmp_path / f"received-{step}.safetensors" for step in range(STEPS + 1)]
 
-    def train(rank: int) -> list[str]:
+    def train(rank: int) -> tuple[list[str], list[float]]:
         chunks = model.chunks(layout)
-        training = Training(model.family, layout, chunks, model.dtype)
-        modes = []
+        training = Training(chunks)
+        modes, losses = [], []
         segment = f"pytest-{os.getppid()}-{name}"
         with deltasync.WeightManager(training.chunks, hf=model.hf, name=segment, timeout=LONG_S) as manager:
             receiver = deltasync.Receiver(manager.endpoint, timeout=LONG_S) if rank == 0 else None
             for step in range(STEPS + 1):
                 if step:
-                    training.step(step)
+                    losses += training.step(step)
                 manager.offload(training.chunks, version=step + 1)
                 if receiver is not None:
                     modes.append(receiver.update(manager.version).mode)
@@ -63,10 +65,15 @@ def test_each_version_is_what_megatron_saves(whole: Any, name: str, layout: Para
                 tiny.save(chunks, str(saved[step]))
             if receiver is not None:
                 receiver.close()
-        return modes
+        return modes, losses
 
-    modes = run_ranks(layout.world, train, tmp_path)[0]
+    ranks = run_ranks(layout.world, train, tmp_path)
+    modes, _ = ranks[0]
     assert modes[1:] == [modes[1]] * STEPS and modes[1] != modes[0]
+    of_last_stages = [losses for _, losses in ranks if losses]
+    assert len(of_last_stages) == layout.world // layout.pp
+    for losses in of_last_stages:
+        assert losses[-1] < 0.75 * losses[0], losses
 
     def compare(rank: int) -> list[str]:
         (unsharded,) = model.chunks(Parallel())
@@ -90,7 +97,7 @@ def test_what_the_next_forward_gathers_is_refused_without_its_wrapper(whole: Any
 
     def run(rank: int) -> str:
         chunks = model.chunks(layout)
-        training = Training(model.family, layout, chunks, model.dtype)
+        training = Training(chunks)
         segment = f"pytest-{os.getppid()}-bare"
         with deltasync.WeightManager(chunks, hf=model.hf, name=segment, timeout=LONG_S) as manager:
             training.step(1)
@@ -113,7 +120,7 @@ def test_readmes_integration_as_it_stands(whole: Any, tmp_path: Path) -> None:
 
     def run(rank: int) -> Any:
         chunks = model.chunks(layout)
-        training = Training(model.family, layout, chunks, model.dtype)
+        training = Training(chunks)
         steps = iter(range(1, 3))
         names: dict[str, Any] = {"model_chunks": training.chunks, "train": lambda _: training.step(next(steps))}
         exec(compile(code, "README.md", "exec"), names)

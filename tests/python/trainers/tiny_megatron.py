@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,14 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 warnings.filterwarnings("ignore")
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_decoder_block_spec,
     get_gpt_decoder_layer_specs,
     get_gpt_mtp_block_spec,
 )
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.ssm import gated_delta_net  # noqa: E402
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker  # noqa: E402
@@ -108,8 +105,10 @@ def on_cpu() -> Iterator[None]:
     cpu = torch.device("cpu")
     with (
         _OnCpu(),
+        torch.compiler.set_stance("force_eager"),
         mock.patch("torch.cuda.current_device", lambda: cpu),
         mock.patch("torch.cuda.synchronize", lambda *_: None),
+        mock.patch("torch.cuda.current_stream", lambda *_: None),
         mock.patch.object(torch.Tensor, "cuda", lambda self, *_, **__: self),
         mock.patch.object(multi_latent_attention, "HAVE_TE", False),
         mock.patch.object(tiny_hybrid.BLOCK, "TENorm", WrappedTorchNorm),
@@ -146,10 +145,15 @@ def config_of(family: Family, layout: Parallel, dtype: torch.dtype) -> Transform
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
         "params_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
         "pipeline_dtype": dtype,
         "layernorm_epsilon": hf["rms_norm_eps"],
     }
     common.update(family.megatron)
+    common["sequence_parallel"] = layout.tp > 1 and "num_moe_experts" in common  # Megatron wants it to train those
+    common["moe_router_enable_expert_bias"] = family.expert_bias
+    if layout.vpp:
+        common.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     if layout.stages:
         common["pipeline_model_parallel_layout"] = layout.stages
     if family.mla:
@@ -191,11 +195,6 @@ def _chunk(family: Family, layout: Parallel, dtype: torch.dtype, stage: int) -> 
         model: torch.nn.Module = tiny_hybrid.hybrid(config, family.hf["hybrid_override_pattern"], **common)
     else:
         model = _gpt(family, config, vp_stage, common)
-    if family.expert_bias:
-        for name, module in model.named_modules():
-            if name.endswith("mlp.router"):
-                del module.expert_bias
-                module.register_buffer("expert_bias", torch.zeros(config.num_moe_experts, dtype=torch.float32))
     if family.sinks:
         # As the learnable softmax is built, which asks for a GPU.
         config.softmax_type = "learnable"
@@ -261,7 +260,9 @@ class _LayerNorm(torch.nn.LayerNorm):
 def _norm(_: Any, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **__: Any) -> torch.nn.Module:
     """In place of WrappedTorchNorm, which makes none whose weight has 1 less than its factor."""
     kind = _ZeroCentred if config.layernorm_zero_centered_gamma else torch.nn.RMSNorm
-    return kind(hidden_size, eps=eps)
+    norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
+    norm.weight.sequence_parallel = config.sequence_parallel
+    return norm
 
 
 class _ZeroCentred(torch.nn.RMSNorm):
@@ -339,39 +340,6 @@ def logits(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     masked = torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
     with on_cpu(), torch.no_grad():
         return model.eval()(tokens, places, masked)
-
-
-class Training:
-    """Megatron's data parallelism and distributed optimizer, whose new parameters the next forward gathers."""
-
-    def __init__(self, family: Family, layout: Parallel, chunks: list[torch.nn.Module], dtype: torch.dtype) -> None:
-        ddp = DistributedDataParallelConfig(
-            use_distributed_optimizer=True, overlap_param_gather=True, overlap_grad_reduce=True
-        )
-        adam = OptimizerConfig(
-            optimizer="adam",
-            lr=1e-2,
-            bf16=dtype == torch.bfloat16,
-            use_distributed_optimizer=True,
-            overlap_param_gather=True,
-            clip_grad=0.0,
-        )
-        with on_cpu():
-            config = config_of(family, layout, dtype)
-            self.chunks = [DistributedDataParallel(config, ddp, chunk) for chunk in chunks]
-            self._optimizer = get_megatron_optimizer(adam, self.chunks, use_gloo_process_groups=False)
-
-    def step(self, number: int) -> None:
-        """With gradients that are made up, the same for all copies of a parameter."""
-        with on_cpu():
-            for name, parameter in (pair for chunk in self.chunks for pair in chunk.named_parameters()):
-                torch.manual_seed(zlib.crc32(name.encode()) + number)
-                parameter.main_grad.normal_()
-            assert self._optimizer.step()[0]
-
-    def gather(self) -> None:
-        for chunk in self.chunks:
-            chunk.start_param_sync(force_sync=True)
 
 
 def save(chunks: list[torch.nn.Module], directory: str) -> None:
