@@ -145,7 +145,7 @@ class Agreement:
                 raise
             outcome = self._decide(self._key(step, "outcome"), _OK)
         else:
-            outcome = self._wait(step, what, end, named=merge is not None)
+            outcome = self._wait(step, what, end, merge is not None)
         if outcome != _OK:
             raise _raised(outcome)
         made = self._get(self._key(step, "made")) if merge is not None else b""
@@ -175,7 +175,7 @@ class Agreement:
         """What counts: the first value."""
         return self._store.compare_set(key, "", value)
 
-    def _wait(self, step: str, what: str, end: float, *, named: bool) -> bytes:
+    def _wait(self, step: str, what: str, end: float, named: bool) -> bytes:
         key = self._key(step, "outcome")
         began = time.monotonic()
         while not self._store.check([key]):  # its wait() would hold up signals, and log that it ends
