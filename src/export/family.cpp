@@ -131,6 +131,15 @@ Status read_targets(PageTable& table, FamilyRow& row) {
   return {};
 }
 
+Status read_form(PageTable& table, std::string& form) {
+  const toml::node* const node = table.take("alternative");
+  if (node == nullptr) return {};
+  if (node->is_string()) form = node->ref<std::string>();
+  if (!form.empty()) return {};
+  return table.wrong(
+      *node, "'alternative' is to be the name of a form, the same in all rows of it: alternative = \"transposed\"");
+}
+
 Status read_row(PageTable& table, Family& family) {
   FamilyRow row;
   row.label = family.name + ":" + table.line();
@@ -145,7 +154,7 @@ Status read_row(PageTable& table, Family& family) {
       return table.wrong(*add, "'add' is to be a number of fp32");
   }
   DS_TRY(table.flag("optional", row.optional));
-  DS_TRY(table.flag("alternative", row.alternative));
+  DS_TRY(read_form(table, row.alternative));
   family.rows.push_back(std::move(row));
   return {};
 }

@@ -14,8 +14,8 @@
 //   when = "attention_bias | false"
 //   add = 1                                     # to each value
 //   optional = true                             # the directory may be without it
-//   alternative = true                          # if the directory has no such tensor in that shape, the next row that
-//                                               # matches counts
+//   alternative = "transposed"                  # a form that the directory may have, of which all rows go together: if
+//                                               # it has no such tensor in that shape, the next row that matches counts
 //   [[renames]]                                 # before rows are looked for, of names that begin so
 //   mcore = "mtp.layers.{M}.transformer_layer."
 //   to = "decoder.layers.{M}."
@@ -53,7 +53,7 @@ struct FamilyRow {
   std::string when;
   double add = 0;
   bool optional = false;
-  bool alternative = false;
+  std::string alternative;  ///< a form's name; empty: the row is of none
 };
 
 struct FamilyRename {

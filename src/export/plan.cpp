@@ -10,6 +10,7 @@
 #include "export/adapter.hpp"
 #include "export/boxes.hpp"
 #include "export/element_map.hpp"
+#include "export/forms.hpp"
 #include "export/name_pattern.hpp"
 #include "export/page_values.hpp"
 #include "export/quantisation.hpp"
@@ -38,6 +39,7 @@ class Planner {
   Result<ExportPlan> make(std::span<const std::vector<ShardPiece>> shards) {
     DS_ASSIGN(const auto tensors, collect_tensors(shards));
     for (const auto& [key, tensor] : tensors) DS_TRY(place(key, tensor));
+    for (const Doubtful& doubtful : doubtful_) DS_TRY(settle(doubtful));
     DS_TRY(add_aliases());
     DS_TRY(check_targets());
     std::erase_if(plan_.quantised, [&](const QuantisedTensor& one) { return slots_[one.tensor].filled.empty(); });
@@ -78,6 +80,17 @@ class Planner {
     std::string on_disk(const std::string& of_row) const {
       return of_row.starts_with(hf) ? hf_to + of_row.substr(hf.size()) : of_row;
     }
+  };
+
+  struct Candidate {
+    std::uint32_t row;  ///< that a tensor may go by
+    Captures captures;
+  };
+  struct Doubtful {  ///< the shape makes what the directory has by rows of several forms
+    Renamed name;
+    std::string key;
+    const TrainerTensor* tensor;
+    std::vector<Candidate> candidates;
   };
 
   /// By the first rename that fits.
@@ -142,6 +155,28 @@ class Planner {
   /// of its own.
   Result<bool> place_by_row(const std::string& wanted, const AdapterName* adapter, const Renamed& name,
                             const std::string& key, const TrainerTensor& tensor) {
+    DS_ASSIGN(std::vector<Candidate> candidates, candidates_for(wanted, adapter, tensor));
+    if (!candidates.empty() && !form_of(candidates.front()).empty()) {
+      DS_TRY(keep_fitting(candidates, name, key, tensor));
+    }
+    if (candidates.empty()) return false;
+    if (candidates.size() > 1) {
+      doubtful_.push_back({name, key, &tensor, std::move(candidates)});
+      return true;
+    }
+    const auto& [row, captures] = candidates.front();
+    DS_TRY((adapter == nullptr ? carry_out(row, captures, name, key, tensor)
+                               : carry_out_adapter(row, captures, *adapter, name, key, tensor))
+               .with_context(family_.rows[row].label + ": " + key));
+    return true;
+  }
+
+  const std::string& form_of(const Candidate& candidate) const { return family_.rows[candidate.row].alternative; }
+
+  /// The rows that match and hold, up to the first without a form.
+  Result<std::vector<Candidate>> candidates_for(const std::string& wanted, const AdapterName* adapter,
+                                                const TrainerTensor& tensor) const {
+    std::vector<Candidate> out;
     for (std::uint32_t i = 0; i < family_.rows.size(); ++i) {
       const FamilyRow& row = family_.rows[i];
       if (adapter != nullptr && !is_for(row, *adapter)) continue;
@@ -151,24 +186,58 @@ class Planner {
         if (!tensor.first().global_shape.empty()) captures->emplace("D", tensor.first().global_shape.front());
         auto holds = values_.holds(row.when, *captures);
         if (!holds) return std::move(holds).error().with_context(row.label + ": when");
-        if (!*holds) continue;
-        if (row.alternative) {
-          auto suits = fits(row, *captures, name, tensor.first().global_shape);
-          if (!suits) return std::move(suits).error().with_context(row.label + ": " + key);
-          if (!*suits) continue;
-        }
-        DS_TRY((adapter == nullptr ? carry_out(i, *captures, name, key, tensor)
-                                   : carry_out_adapter(i, *captures, *adapter, name, key, tensor))
-                   .with_context(row.label + ": " + key));
-        return true;
+        if (*holds) out.push_back({i, *std::move(captures)});
+        if (*holds) break;
+      }
+      if (!out.empty() && form_of(out.back()).empty()) break;
+    }
+    return out;
+  }
+
+  /// Leaves those that make what the directory has, one of each form; the row without one counts where no other does.
+  Status keep_fitting(std::vector<Candidate>& candidates, const Renamed& name, const std::string& key,
+                      const TrainerTensor& tensor) {
+    std::vector<Candidate> fitting;
+    std::set<std::string> forms;
+    std::set<std::string> others;
+    for (const Candidate& candidate : candidates) {
+      const FamilyRow& row = family_.rows[candidate.row];
+      auto suits = fits(row, candidate.captures, name, tensor.first().global_shape);
+      if (!suits && !row.alternative.empty()) return std::move(suits).error().with_context(row.label + ": " + key);
+      if (!suits || !*suits) {
+        others.insert(row.alternative);
+      } else if (forms.insert(row.alternative).second) {
+        fitting.push_back(candidate);
       }
     }
-    return false;
+    forms_.note(forms, others);
+    if (fitting.empty() && form_of(candidates.back()).empty()) fitting.push_back(candidates.back());
+    candidates = std::move(fitting);
+    return {};
+  }
+
+  /// By the row of the form that other tensors tell.
+  Status settle(const Doubtful& doubtful) {
+    std::set<std::string> forms;
+    std::vector<std::string> rows;
+    for (const Candidate& candidate : doubtful.candidates) {
+      const std::string& form = *forms.insert(form_of(candidate)).first;
+      rows.push_back(family_.rows[candidate.row].label + (form.empty() ? "" : " (" + form + ")"));
+    }
+    const std::string* const form = forms_.only_of(forms);
+    if (form == nullptr) {
+      return Error(Errc::unsupported, doubtful.key + " is ambiguous" + listed("rows make the directory's shape", rows) +
+                                          "; and no other tensor tells which alternative the directory is");
+    }
+    const auto found = std::find_if(doubtful.candidates.begin(), doubtful.candidates.end(),
+                                    [&](const Candidate& candidate) { return form_of(candidate) == *form; });
+    return carry_out(found->row, found->captures, doubtful.name, doubtful.key, *doubtful.tensor)
+        .with_context(family_.rows[found->row].label + ": " + doubtful.key);
   }
 
   /// Whether it is one of a module's weight by itself: not of what is stacked in another one, nor of a norm.
   static bool is_for(const FamilyRow& row, const AdapterName& adapter) {
-    return !row.alternative && row.add == 0 &&
+    return row.alternative.empty() && row.add == 0 &&
            std::all_of(row.targets.begin(), row.targets.end(),
                        [&](const RowTarget& target) { return adapter_on_disk(target.hf, adapter).has_value(); });
   }
@@ -402,6 +471,8 @@ class Planner {
   ExportPlan plan_;
   std::vector<std::string> unused_;
   std::vector<std::string> not_there_;
+  std::vector<Doubtful> doubtful_;
+  Forms forms_;
 };
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <random>
+#include <set>
 
 namespace deltasync::exporting {
 namespace {
@@ -388,7 +390,7 @@ inherits = "llama"
 mcore = "expert.{E}.weight"
 view = "a -> E/2 a"
 hf = "experts"
-alternative = true
+alternative = "stacked"
 [[rows]]
 mcore = "expert.{E}.weight"
 hf = "experts.{E}"
@@ -412,6 +414,42 @@ hf = "experts.{E}"
   specs_.push_back({.name = "experts.0", .dtype = Dtype::f32, .shape = {2}});
   specs_.push_back({.name = "experts.1", .dtype = Dtype::f32, .shape = {2}});
   EXPECT_TRUE(plan());
+}
+
+TEST_F(ExportPlanTest, AFormCountsWhereAnotherTensorTellsIt) {
+  std::string page = "name = \"mine\"\narchitectures = [\"LlamaForCausalLM\"]\ninherits = \"llama\"\n";
+  for (const std::string form : {"view = \"a b -> b a\"\nalternative = \"turned\"\n", "alternative = \"plain\"\n"}) {
+    for (const std::string name : {"up", "down"}) {
+      page.append("[[rows]]\nmcore = \"").append(name).append("\"\nhf = \"its_").append(name).append("\"\n" + form);
+    }
+  }
+  pages_.push_back(parse_family(page, "mine").value());
+  const std::vector<TensorSpec> others = specs_;
+  const auto rows = [&](const std::vector<std::pair<Shape, Shape>>& shapes) {
+    std::vector<ModelTensor> tensors = trainer_tensors();
+    specs_ = others;
+    for (const char* key : {"up", "down"}) {
+      const auto& [mine, there] = shapes[specs_.size() - others.size()];
+      tensors.push_back({key, mine});
+      values_[key].assign(mine[0] * mine[1], 1);
+      specs_.push_back({.name = std::string("its_") + key, .dtype = Dtype::f32, .shape = there});
+    }
+    cut(5, 1, tensors);
+    const auto made = plan();
+    if (!made) return made.error().message();
+    std::set<std::string> used;
+    for (const ExportCopy& copy : made->copies) {
+      if (copy.tensor >= others.size()) used.insert(made->rows[copy.row]);
+    }
+    return std::accumulate(used.begin(), used.end(), std::string());
+  };
+  EXPECT_EQ(rows({{{3, 3}, {3, 3}}, {{3, 6}, {6, 3}}}), "mine:4mine:9");
+  EXPECT_EQ(rows({{{3, 3}, {3, 3}}, {{3, 6}, {3, 6}}}), "mine:14mine:18");
+  EXPECT_EQ(rows({{{6, 3}, {3, 6}}, {{3, 3}, {3, 3}}}), "mine:4mine:9");
+  EXPECT_EQ(
+      rows({{{3, 3}, {3, 3}}, {{3, 3}, {3, 3}}}),
+      "down is ambiguous; 2 rows make the directory's shape: mine:9 (turned), mine:18 (plain); and no other tensor "
+      "tells which alternative the directory is");
 }
 
 TEST_F(ExportPlanTest, ReplicasCountOnce) {

@@ -419,6 +419,16 @@ def test_a_page_makes_the_checkpoint(name: str, variant: int) -> None:
     assert not exports.differs(exports.plan())
 
 
+@pytest.mark.parametrize(("name", "variant"), [case for case in CASES if case[0].startswith("qwen3-vl")])
+@pytest.mark.parametrize("ffn", [parts.HIDDEN, parts.HIDDEN // 2])
+def test_experts_whose_form_only_their_other_tensor_tells(
+    name: str, variant: int, ffn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "FFN", ffn)
+    exports = Exports(model(name, variant))
+    assert not exports.differs(exports.plan())
+
+
 #: What a view says, and says wrong.
 VIEWS = (
     (r"\b0/2\b", "1/2"),
