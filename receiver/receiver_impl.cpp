@@ -164,7 +164,6 @@ Result<wire::UnpackedLayout> ReceiverImpl::fetch_layout(const CallContext& until
     const Error& why = answer.refused ? *answer.refused : *answer.broken;
     const bool comes_yet = why.code() == Errc::not_found || why.code() == Errc::timed_out;
     if (answer.refused && !comes_yet) return why;
-    if (answer.refused && peer_.addresses->size() > 1) control_.pass_over(why);  // another one may have it already
     // Damaged on its way it comes whole another time; what the agent itself got wrong does not.
     if (why.code() == Errc::corrupt || why.code() == Errc::protocol || why.code() == Errc::unsupported) {
       last_spoiled = why;
@@ -252,7 +251,7 @@ Result<std::unique_ptr<Receiver>> connect(const ReceiverOptions& options, const 
     }
     if ((*made)->sidecar().part.empty()) return std::unique_ptr<Receiver>(std::move(*made));
     ReceiverOptions one = options;
-    one.endpoint = split_endpoints(options.endpoint)[(*made)->agent_at()];
+    one.endpoint = split_endpoints(options.endpoint)[i];
     if (count > 1) {  // the others are not its, but other members'
       DS_ASSIGN(made, ReceiverImpl::connect(one, tuning, until));
     }

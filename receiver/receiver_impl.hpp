@@ -51,8 +51,6 @@ class ReceiverImpl final : public BoundTarget {
 
   std::shared_ptr<const ReceiverStatus> status() const override { return standing_; }
   std::uint64_t agent_instance() const { return control_.instance(); }
-  /// Of the endpoints that were given, the one in use.
-  std::size_t agent_at() const { return peer_.addresses->at(); }
   void note_served(const Status& served) override;
 
  private:

@@ -365,20 +365,6 @@ TEST_F(RelayNode, ARelayDoesNotRollBack) {
   EXPECT_FALSE(relay_->supports_rollback());
 }
 
-/// No trainer and no relay has come to the preferred one yet. A test that waits for it takes half an hour.
-TEST_F(RelayNode, AnAgentWithoutALayoutHoldsUpNobodyWhoKnowsAnother) {
-  start_agent();
-  start_node();
-  next_version();
-  ReceiverOptions options;
-  options.endpoint = "127.0.0.1:" + std::to_string(node_->port()) + ",127.0.0.1:" + std::to_string(port());
-  auto connected = receiver::connect(options, receiver::Tuning(), Deadline::after(std::chrono::hours(1)));
-  ASSERT_TRUE(connected) << connected.error().to_string();
-  ASSERT_TRUE((*connected)->bind(make_host_target((*connected)->layout()), test_deadline()));
-  EXPECT_EQ(pull(**connected).mode, PullMode::full);
-  EXPECT_TRUE(held(**connected) == model_.half);
-}
-
 /// Two agents that have the same versions: who loses one goes on at the other, and comes back to the preferred one.
 TEST_F(RelayNode, AReceiverThatLosesItsAgentGoesOnAtTheNext) {
   start();
