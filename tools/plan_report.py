@@ -116,7 +116,7 @@ def make_picture(all_of_them: Figures) -> str:
     out += text(8, 22, "Predicted seconds from the offload until all engines serve the version", "title")
     for i, size in enumerate(SIZES):
         x = LEFT + i * (PANEL_WIDTH + GAP)
-        out += text(x, TOP - 10, f"{size.name} parameters, {size.trainers} trainer hosts", "panel")
+        out += text(x, TOP - 10, f"{size.name}: {size.trainers} trainer host{'s' * (size.trainers > 1)}", "panel")
         for power in range(round(math.log10(LOW)), round(math.log10(HIGH)) + 1):
             y = up(10.0**power)
             style = "limit" if power == 0 else "grid"

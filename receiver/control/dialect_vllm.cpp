@@ -58,11 +58,11 @@ HttpPage abort_requests(Desk& desk, const Ask& ask) {
   return aborted ? page_of(200, {{"status", "aborted"}, {"aborted", *aborted}}) : refused(aborted.error());
 }
 
-HttpPage start_update(Desk& desk, const Ask&) {
+HttpPage start_update(Desk& desk, const Ask& ask) {
   // Again, too: who began one may have died.
   const std::lock_guard lock(desk.mutex);
   desk.update_started = true;
-  desk.updated.reset();
+  desk.updated.erase(ask.client);
   return page_of(200, {{"message", "Weight update started"}});
 }
 
@@ -156,7 +156,7 @@ HttpPage update(Desk& desk, const Ask& ask) {
   const Status done = desk.service.call(call, *request, "", *limit);
   if (const auto live = desk.service.standing().version; done && live) {
     const std::lock_guard lock(desk.mutex);
-    desk.updated = Updated{ask.client, live->id};
+    desk.updated[ask.client] = live->id;
   }
   return told(done, of_prime_rl ? json{{"status", "ok"}} : json{{"message", "Weights updated"}});
 }
@@ -178,19 +178,26 @@ HttpPage areal_update(Desk& desk, const Ask& ask) {
   return of_areal(desk.service.call(call, {.directory = **path}), "Weights updated");
 }
 
+/// Of the version that the client brought. Where only one has brought any, this is the one, whatever its address is by
+/// now.
 HttpPage finish_update(Desk& desk, const Ask& ask) {
   const auto label = ask.label("weight_version");
   if (!label) return refused(label.error());
   const std::lock_guard lock(desk.mutex);
   if (!desk.update_started) return refused(409, "no weight update has been started");
-  if (!desk.updated) return refused(409, "no update_weights has succeeded since start_weight_update");
-  const auto& [client, version] = *desk.updated;
-  if (client != ask.client) {
-    return refused(409, "the last update_weights, of version " + std::to_string(version.number) + ", came from " +
-                            client + ", not from " + ask.client + ": begin with start_weight_update again");
+  if (desk.updated.empty()) return refused(409, "no update_weights has succeeded since start_weight_update");
+  auto own = desk.updated.find(ask.client);
+  if (own == desk.updated.end() && desk.updated.size() == 1) own = desk.updated.begin();
+  if (own == desk.updated.end()) {
+    return refused(409, "no update_weights has come from " + ask.client + ", but from " +
+                            std::to_string(desk.updated.size()) +
+                            " other clients: begin with start_weight_update again");
   }
+  const VersionId version = own->second;
+  if (Status named = *label ? desk.service.rename(**label, version) : Status(); !named) return refused(named.error());
   desk.update_started = false;
-  return told(*label ? desk.service.rename(**label, version) : Status(), {{"message", "Weight update finished"}});
+  desk.updated.clear();
+  return page_of(200, {{"message", "Weight update finished"}});
 }
 
 /// Level 0 pauses only; 1 and 2 give up what a wake with tags can take again. (Weights come back from the shadow, so

@@ -37,12 +37,6 @@ struct Ask {
 /// invalid_argument: no JSON object.
 Result<Ask> parse_ask(const net::HttpQuestion& question);
 
-/// By a client's update_weights.
-struct Updated {
-  std::string client;  ///< Ask::client
-  VersionId version;
-};
-
 /// What routes work with.
 struct Desk {
   Service& service;
@@ -51,9 +45,9 @@ struct Desk {
   EngineWeights& weights;
   const nlohmann::json engine_info;  ///< what clients are told of the engine besides
   std::mutex mutex;
-  bool update_started = false;     ///< protected by mutex, as all below
-  std::optional<Updated> updated;  ///< since then
-  std::string pulled_directory;    ///< which a client was told has this version
+  bool update_started = false;               ///< protected by mutex, as all below
+  std::map<std::string, VersionId> updated;  ///< since then: by Ask::client, what its last update_weights brought
+  std::string pulled_directory;              ///< which a client was told has this version
   std::optional<VersionId> pulled;
 };
 

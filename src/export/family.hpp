@@ -97,9 +97,8 @@ std::span<const std::pair<std::string_view, std::string_view>> builtin_families(
 /// The page for a model, with all that it inherits: of `given`, which come first, and of those that come with
 /// deltasync. `architectures`: config.json's.
 ///   - Errc::not_found: no page for it; the message names those that there are.
-///   - Errc::invalid_argument: a page that inherits from itself, or from one that is not there; pages of `given` that
-///   are
-///     for other architectures, and from which nothing is inherited, by name.
+///   - Errc::invalid_argument: a page that inherits from itself, or from one that is not there; pages of `given`
+///     that are for other architectures, and from which nothing is inherited, by name.
 Result<Family> find_family(std::span<const Family> given, std::span<const std::string> architectures);
 
 }  // namespace deltasync::exporting

@@ -127,8 +127,10 @@ TEST_F(Routes, AClientNamesTheVersionThatItBrought) {
   client = "10.0.0.2";
   vllm("/start_weight_update");
   update("10.0.0.2", 5);
-  const std::string other = finish("10.0.0.1", "four", 409);
-  EXPECT_NE(other.find("of version 5, came from 10.0.0.2, not from 10.0.0.1"), std::string::npos) << other;
+  const std::string overtaken = finish("10.0.0.1", "four", 409);
+  EXPECT_NE(overtaken.find("version 4 should be called four, but 5 is live by now"), std::string::npos) << overtaken;
+  const std::string stranger = finish("10.0.0.3", "five", 409);
+  EXPECT_NE(stranger.find("come from 10.0.0.3, but from 2 other clients"), std::string::npos) << stranger;
   finish("10.0.0.2", "five", 200);
   EXPECT_EQ(vllm("/weight_info")["weight_version"], "five");
   // By another dialect's route.
@@ -138,6 +140,19 @@ TEST_F(Routes, AClientNamesTheVersionThatItBrought) {
   const std::string gone = finish("10.0.0.1", "six", 409);
   EXPECT_NE(gone.find("version 6 should be called six, but 7 is live by now"), std::string::npos) << gone;
   EXPECT_EQ(vllm("/weight_info")["weight_version"], "7");
+}
+
+/// Behind a proxy or a cluster's addresses each of its connections may come from elsewhere.
+TEST_F(Routes, AClientMayHaveAnotherAddressAtEachCall) {
+  for (int version = 3; version < 5; ++version) {
+    client = "10.0.0.1";
+    vllm("/start_weight_update");
+    client = "10.0.0.2";
+    vllm("/update_weights", R"({"update_info": {"version": )" + std::to_string(version) + "}}");
+    client = "10.0.0.3";
+    vllm("/finish_weight_update", R"({"weight_version": "step"})");
+    EXPECT_EQ(vllm("/weight_info")["weight_version"], "step");
+  }
 }
 
 TEST_F(Routes, WhatNobodyTakesTheWeightsFromIsNoUpdate) {
