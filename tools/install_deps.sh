@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what deltasync's build, tests and quickstart need, from Debian 12's own packages. Does nothing (and needs
 # no network and no root) when everything is there. `--build`: only what the build, wheels and the quickstart need.
-# `--check` only tells what is missing and fails if anything is.
+# `--gpu`: also what tests with CUDA 12 need. `--check` only tells what is missing and fails if anything is.
 set -euo pipefail
 
 build=(
@@ -31,6 +31,7 @@ packages=("${build[@]}" "${tests[@]}")
 for option in "$@"; do
   case $option in
     --build) packages=("${build[@]}") ;;
+    --gpu) packages+=(clang-19) ;;
     --check) check=1 ;;
     *) sed -n '2,4s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac

@@ -212,6 +212,11 @@ run_gpu() {
       toolkit=(-DCMAKE_CUDA_COMPILER="$PWD/build/cuda/bin/nvcc" -DCUDAToolkit_ROOT="$PWD/build/cuda")
     fi
   fi
+  if tools/install_deps.sh --gpu && tools/cuda_wheels.sh --toolkit 12; then
+    toolkit+=(-DDELTASYNC_EMULATED_CUDA12="$PWD/build/cuda12")
+  else
+    step "gpu: CUDA 12" bash -c 'echo "skipped: there is no clang 19, or tools/cuda_wheels.sh brought no headers of CUDA 12"; exit 77'
+  fi
   step "gpu: configure" configure release "${toolkit[@]}"
   mapfile -t programs < <(ninja -C build -t targets all | sed -nE 's/^(test_[a-z0-9_]+_emulated): phony.*/\1/p' | sort -u)
   if ((${#programs[@]} == 0)); then

@@ -115,14 +115,18 @@ std::optional<Fault> Accesses::access(const Instruction& instruction, Lanes& lan
 std::optional<Fault> Accesses::run(const Instruction& instruction, Lanes& lanes, LaneMask active, std::uint32_t first) {
   if (instruction.space == Space::param) {
     const std::uint32_t width = instruction.type.bits / 8;
-    const auto at = static_cast<std::uint64_t>(instruction.offset);
-    if (at + width * instruction.count > launch_.parameters.size()) {
-      return fault(Fault::Kind::out_of_bounds, "out of the parameters' bounds", instruction, first);
-    }
-    for (std::uint32_t k = 0; k < instruction.count; ++k) {
-      std::uint64_t value = 0;
-      std::memcpy(&value, launch_.parameters.data() + at + k * width, width);
-      each_lane(active, [&](std::uint32_t lane) { lanes.of(instruction.to[k])[lane] = value; });
+    const std::uint64_t bytes = launch_.parameters.size();
+    for (LaneMask left = active; left != 0; left &= left - 1) {
+      const auto lane = static_cast<std::uint32_t>(std::countr_zero(left));
+      const std::uint64_t at = lanes.of(instruction.from[0])[lane] + static_cast<std::uint64_t>(instruction.offset);
+      if (at > bytes || width * instruction.count > bytes - at) {
+        return fault(Fault::Kind::out_of_bounds, "out of the parameters' bounds", instruction, first + lane);
+      }
+      for (std::uint32_t k = 0; k < instruction.count; ++k) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, launch_.parameters.data() + at + k * width, width);
+        lanes.of(instruction.to[k])[lane] = value;
+      }
     }
     return std::nullopt;
   }

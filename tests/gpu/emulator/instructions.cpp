@@ -22,10 +22,10 @@ std::optional<T> find(const Words<T> (&table)[kCount], std::string_view word) {
   return std::nullopt;
 }
 
-constexpr Words<Op> kPlain[] = {{"add", Op::add}, {"sub", Op::sub},  {"div", Op::div},  {"rem", Op::rem},
-                                {"min", Op::min}, {"max", Op::max},  {"neg", Op::neg},  {"and", Op::and_},
-                                {"or", Op::or_},  {"xor", Op::xor_}, {"not", Op::not_}, {"shl", Op::shl},
-                                {"shr", Op::shr}, {"selp", Op::selp}};
+constexpr Words<Op> kPlain[] = {{"add", Op::add}, {"sub", Op::sub},   {"div", Op::div},  {"rem", Op::rem},
+                                {"min", Op::min}, {"max", Op::max},   {"neg", Op::neg},  {"and", Op::and_},
+                                {"or", Op::or_},  {"xor", Op::xor_},  {"not", Op::not_}, {"shl", Op::shl},
+                                {"shr", Op::shr}, {"selp", Op::selp}, {"bfe", Op::bfe}};
 constexpr Words<Op> kMultiply[] = {
     {"mul.lo", Op::mul_lo}, {"mul.hi", Op::mul_hi}, {"mul.wide", Op::mul_wide}, {"mad.lo", Op::mad_lo}};
 constexpr Words<Compare> kCompare[] = {
@@ -79,7 +79,8 @@ class Reader {
     if (first == "ld" || first == "st") return read_access();
     if (first == "atom" || first == "red") return read_atomic();
     if (first == "mov") return read_move();
-    if (first == "cvta") return name_.size() == 4 && says("to") && says("global") ? move(Op::mov) : unknown();
+    // Generic addresses of global memory are those within it.
+    if (first == "cvta") return says("global") && name_.size() == (says("to") ? 4 : 3) ? move(Op::mov) : unknown();
     if (first == "cvt") return read_convert();
     if (first == "setp") {
       const auto compare = find(kCompare, name_[1]);
@@ -98,7 +99,9 @@ class Reader {
   /// One result, and the operands that follow.
   Status plain(Op op) {
     made_.op = op;
-    const std::size_t wanted = op == Op::selp || op == Op::mad_lo ? 4 : op == Op::not_ || op == Op::neg ? 2 : 3;
+    const std::size_t wanted = op == Op::selp || op == Op::mad_lo || op == Op::bfe ? 4
+                               : op == Op::not_ || op == Op::neg                   ? 2
+                                                                                   : 3;
     if (operands_.size() != wanted) return unknown();
     DS_TRY(registers(made_.to, 0, 1));
     return registers(made_.from, 1, wanted - 1);
@@ -136,11 +139,8 @@ class Reader {
       made_.offset = std::strtoll(std::string(text.substr(plus + 1)).c_str(), nullptr, 0);
     text = trim(text.substr(0, plus));
     if (made_.space == Space::param) {
-      const auto found = names_.parameters.find(text);
-      if (found == names_.parameters.end()) return Error(Errc::unsupported, "no parameter " + std::string(text));
-      made_.offset += found->second;
-      made_.from[0] = names_.constant(0);
-      return {};
+      const bool is_known = text.starts_with('%') || names_.parameters.contains(text);
+      if (!is_known) return Error(Errc::unsupported, "no parameter " + std::string(text));
     }
     DS_ASSIGN(made_.from[0], names_.operand(text));
     return {};

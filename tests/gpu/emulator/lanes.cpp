@@ -50,6 +50,16 @@ std::uint64_t shifted_right(Type type, std::uint64_t a, std::uint64_t by) {
   return by >= type.bits ? 0 : a >> by;
 }
 
+/// Bits beyond the field's are copies of its highest, or of the highest that there is; 0 without a sign.
+std::uint64_t bit_field(Type type, std::uint64_t a, std::uint64_t place, std::uint64_t count) {
+  if (count == 0) return 0;
+  const std::uint64_t end = std::min<std::uint64_t>(place + count, type.bits);
+  const bool is_negative = type.is_signed && (a >> (end - 1) & 1) != 0;
+  if (place >= end) return is_negative ? ~std::uint64_t{0} : 0;
+  const std::uint64_t field = (a & low_bits(static_cast<std::uint32_t>(end))) >> place;
+  return is_negative ? field | ~low_bits(static_cast<std::uint32_t>(end - place)) : field;
+}
+
 }  // namespace
 
 Lanes::Lanes(const Function& function) : values_(function.register_bits.size() * kLanes, 0xDEADBEEFDEADBEEF) {
@@ -102,6 +112,7 @@ std::string_view compute(const Instruction& instruction, Lanes& lanes, LaneMask 
     case Op::shl:
       return set([&](std::uint32_t i) { return (b[i] & low_bits(32)) >= type.bits ? 0 : a[i] << (b[i] & 63); });
     case Op::shr: return set([&](std::uint32_t i) { return shifted_right(type, a[i] & bits, b[i] & low_bits(32)); });
+    case Op::bfe: return set([&](std::uint32_t i) { return bit_field(type, a[i] & bits, b[i] & 0xFF, c[i] & 0xFF); });
     case Op::selp: return set([&](std::uint32_t i) { return (c[i] & 1) != 0 ? a[i] : b[i]; });
     case Op::setp:
       each_lane(active, [&](std::uint32_t i) { to[i] = compared(instruction.compare, type, a[i], b[i]); });

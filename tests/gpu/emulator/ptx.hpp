@@ -1,5 +1,5 @@
-// Kernels as nvcc's PTX has them, read into what an interpreter wants: registers by index, labels by place, immediates
-// as registers that nobody writes. What is not listed here is refused when it is read, by name.
+// Kernels as the PTX of nvcc or clang has them, read into what an interpreter wants: registers by index, labels by
+// place, immediates as registers that nobody writes. What is not listed here is refused when it is read, by name.
 #pragma once
 
 #include <array>
@@ -41,6 +41,7 @@ enum class Op : std::uint8_t {
   not_,
   shl,
   shr,
+  bfe,
   bra,
   ret,
   bar_sync,
@@ -132,6 +133,7 @@ namespace detail {
 struct Names {
   Function& function;
   std::map<std::string, std::pair<std::uint32_t, std::uint32_t>, std::less<>> prefixes;  ///< first register, count
+  std::map<std::string, std::uint32_t, std::less<>> registers;  ///< that have a name of their own, within a block
   std::map<std::uint64_t, std::uint32_t> constants;
   std::map<Special, std::uint32_t> specials;
   std::map<std::string, std::uint32_t, std::less<>> parameters;  ///< offsets

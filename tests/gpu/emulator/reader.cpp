@@ -1,4 +1,4 @@
-// PTX as nvcc writes it: an instruction, a label or a directive a line. The grammar is NVIDIA's "PTX ISA".
+// PTX as nvcc and clang write it: an instruction, a label or a directive a line. The grammar is NVIDIA's "PTX ISA".
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -84,7 +84,10 @@ Result<std::uint32_t> Names::operand(std::string_view text) {
     }
     return prefix->second.first + number;
   }
+  if (const auto at = registers.find(text); at != registers.end()) return at->second;
+  // Addresses within their space.
   if (const auto at = shared.find(text); at != shared.end()) return constant(at->second);
+  if (const auto at = parameters.find(text); at != parameters.end()) return constant(at->second);
   const std::string number(text.substr(0, text.back() == 'U' ? text.size() - 1 : text.size()));
   char* end = nullptr;
   const std::uint64_t value = number[0] == '-' ? static_cast<std::uint64_t>(std::strtoll(number.c_str(), &end, 0))
@@ -162,6 +165,10 @@ Status read_directive(std::string_view line, Names& names, std::uint32_t& used_b
     return Error(Errc::unsupported, "no such directive here: " + std::string(line));
   }
   DS_ASSIGN(const Type type, read_type(words[1].substr(1)));
+  if (text.find('<') == std::string_view::npos) {
+    names.registers[std::string(words[2])] = names.new_register(type.bits);
+    return {};
+  }
   const std::uint32_t count = number_after(text, "<", 0);
   const auto first = static_cast<std::uint32_t>(names.function.register_bits.size());
   for (std::uint32_t i = 0; i < count; ++i) names.new_register(type.bits);
@@ -193,6 +200,25 @@ class Lines {
   std::uint32_t number_ = 0;
 };
 
+/// A directive or an instruction, with its semicolon; or a block of some in one line, as clang writes them.
+Status read_line(std::string_view line, std::uint32_t number, Names& names, std::uint32_t& used_bytes) {
+  if (line.front() == '{' && line.back() == '}') {
+    for (const std::string_view part : split(line.substr(1, line.size() - 2), ';')) {
+      DS_TRY(read_line(std::string(part) + ";", number, names, used_bytes));
+    }
+    return {};
+  }
+  if (line.front() == '.') return read_directive(line, names, used_bytes);
+  auto read = read_instruction(line.back() == ';' ? line.substr(0, line.size() - 1) : line, names);
+  if (!read.ok()) return std::move(read).error().with_context(std::string(line));
+  Instruction instruction = *read;
+  instruction.used_bytes = std::exchange(used_bytes, ~0u);
+  instruction.line = number;
+  names.function.text[number] = std::string(line);
+  names.function.code.push_back(instruction);
+  return {};
+}
+
 Status read_body(Lines& lines, Names& names) {
   Function& function = names.function;
   std::map<std::string, std::uint32_t, std::less<>> labels;
@@ -201,16 +227,8 @@ Status read_body(Lines& lines, Names& names) {
     if (line.empty()) return Error(Errc::unsupported, function.name + " does not end");
     if (line.back() == ':') {
       labels[std::string(line.substr(0, line.size() - 1))] = static_cast<std::uint32_t>(function.code.size());
-    } else if (line.front() == '.') {
-      DS_TRY(read_directive(line, names, used_bytes));
     } else {
-      auto read = read_instruction(line.back() == ';' ? line.substr(0, line.size() - 1) : line, names);
-      if (!read.ok()) return std::move(read).error().with_context(std::string(line));
-      Instruction instruction = *read;
-      instruction.used_bytes = std::exchange(used_bytes, ~0u);
-      instruction.line = lines.number();
-      function.text[instruction.line] = std::string(line);
-      function.code.push_back(instruction);
+      DS_TRY(read_line(line, lines.number(), names, used_bytes));
     }
   }
   for (const auto& [at, label] : names.branches) {
@@ -242,7 +260,7 @@ Result<Module> read_ptx(std::string_view text) {
     const std::string name(detail::trim(std::string_view(head).substr(at + 7, head.find('(', at) - at - 7)));
     Function& function = module.functions[name];
     function.name = name;
-    detail::Names names{function, {}, {}, {}, {}, {}, {}};
+    detail::Names names{function, {}, {}, {}, {}, {}, {}, {}};
     DS_TRY(detail::read_head(std::string_view(head).substr(at), names).with_context(where));
     Status body = detail::read_body(lines, names);
     if (!body.ok()) return std::move(body).error().with_context("PTX line " + std::to_string(lines.number()));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <utility>
 
 namespace deltasync::emulator {
@@ -25,7 +24,8 @@ struct AtEnd {
 }  // namespace
 
 void end_process(const std::string& why) {
-  std::cerr << "emulator: " << why << std::endl;
+  // Not by std::cerr, which may come after kernels that are refused as they are registered.
+  std::fprintf(stderr, "emulator: %s\n", why.c_str());
   std::fflush(nullptr);
   std::_Exit(1);
 }

@@ -4,6 +4,26 @@
 namespace deltasync::emulator {
 namespace {
 
+/// A parameter's address is taken, and moved; each lane has its own.
+TEST(Accesses, ParametersAreFoundByAddress) {
+  const auto store = [](const std::string& load) {
+    return "\tmov.b64 \t%rd1, test_param_0;\n\tmul.wide.u32 \t%rd2, %r10, 8;\n\tand.b64 \t%rd3, %rd2, 8;\n"
+           "\tadd.s64 \t%rd1, %rd1, %rd3;\n\tadd.s64 \t%rd2, %rd11, %rd2;\n" +
+           load + "\tst.global.u64 \t[%rd2], %rd4;\n";
+  };
+  Machine machine(store("\tld.param.u64 \t%rd4, [%rd1];\n"));
+  const auto* const in = machine.up(std::vector<u64>(1));
+  const auto* const out = machine.up(std::vector<u64>(32));
+  ASSERT_FALSE(machine.run(in, out).has_value());
+  const auto got = machine.down<u64>(out, 32);
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_EQ(got[i], reinterpret_cast<std::uintptr_t>(i % 2 == 0 ? in : out));
+  Machine beyond(store("\tld.param.u64 \t%rd4, [%rd1+8];\n"));
+  const auto fault = beyond.run(in, out);
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_NE(fault->text.find("out of the parameters' bounds"), std::string::npos) << fault->text;
+}
+
 /// Every width, with and without a sign, and vectors: what is loaded is stored again.
 TEST(Accesses, LoadsAndStores) {
   std::vector<u64> words(32 * 4);

@@ -81,6 +81,32 @@ TEST(Instructions, Shifts) {
   });
 }
 
+/// Place and count are the lowest eight bits of numbers of 32.
+TEST(Instructions, BitFields) {
+  const auto values = sample();
+  for_types<s32, s64, u32, u64>([&]<class T>(T) {
+    constexpr u32 kBits = sizeof(T) * 8;
+    std::string lines = "\tshr.u32 \t%r3, %r2, 8;\n\tbfe." + type_name<T>() + " \t" + register_name<T>(9) + ", " +
+                        register_name<T>(1) + ", %r2, %r3;\n";
+    if (kBits < 64) lines += "\tcvt.u64.u32 \t%rd9, %r9;\n";
+    const auto got = computed(lines, values);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto a = static_cast<T>(values[i].a);
+      const u32 place = values[i].b & 0xFF;
+      const u32 count = values[i].b >> 8 & 0xFF;
+      // PTX ISA, "bfe": bits behind the last one are copies of the field's highest, or 0 without a sign.
+      const u32 last = std::min(place + count - 1, kBits - 1);
+      const bool sign = std::is_signed_v<T> && count != 0 && (a >> last & 1) != 0;
+      u64 expected = 0;
+      for (u32 bit = 0; bit < kBits; ++bit) {
+        const bool is_in = bit < count && place + bit < kBits;
+        expected |= u64{is_in ? (a >> (place + bit) & 1) != 0 : sign} << bit;
+      }
+      ASSERT_EQ(got[i], expected) << +a << " from " << place << ", " << count;
+    }
+  });
+}
+
 TEST(Instructions, ComparesAndSelects) {
   for_types<s16, s32, s64, u16, u32, u64>([]<class T>(T) {
     const std::vector<std::pair<std::string, std::function<bool(T, T)>>> all{
@@ -161,6 +187,9 @@ TEST(Instructions, PacksAndUnpacks) {
 	mov.b32 	{%rs4, %rs5}, %r5;
 	mov.b64 	{%rs6, %rs7, %rs8, %rs9}, %rd2;
 	mov.b32 	%r6, {%rs9, %rs4};
+	{ .reg .b32 tmp; mov.b64 {tmp, %r7}, %rd1; }
+	sub.s32 	%r7, %r7, %r5;
+	add.s32 	%r4, %r4, %r7;
 	mov.b64 	%rd9, {%r4, %r6};
 )",
                             values);
