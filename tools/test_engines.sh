@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Tests against real rollout engines and trainers on the CPU: builds an environment for each under build/engines/ and
 # runs tests/python/engines (vllm, sglang), tests/python/trainers (megatron, in each of its releases), its file of
-# tests/python/adapters (trl, verl, areal, peft) or test_ray_lab.py (ray, which needs root) in it, with the package of build/python.
+# tests/python/adapters (trl, verl, verl_sglang, areal, peft) or test_ray_lab.py (ray, which needs root) in it, with the
+# package of build/python.
 # They run in the same Python release as the one that the package is built for.
-# Usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|areal|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
+# Usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|verl_sglang|areal|ray|peft]... [-- PYTEST ARGUMENTS]; without names: both engines.
 #
 # The engines' compiled parts are not needed. Their wheels are installed without dependencies, then what the imported
 # parts need; torch is held at one CPU version by a constraint, which some of the other packages would replace.
@@ -23,6 +24,12 @@ MEGATRONS=(0.16.1 0.19.2)
 base=("torch==$TORCH" numpy pytest packaging)
 engine=("${base[@]}" psutil pyzmq pydantic "transformers>=5.16.1,<5.21" aiohttp requests openai pillow pybase64 msgspec
   uvloop apache-tvm-ffi fastapi partial-json-parser einops httpx)
+sglang=(orjson triton starlette tqdm IPython dill sentencepiece loguru gguf uvicorn setproctitle jsonschema soundfile
+  python-multipart)
+sglang_alone=("sglang==$SGLANG" torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar)
+verl=("ray==$RAY" tensordict omegaconf hydra-core codetiming fastapi uvicorn pydantic orjson pyarrow pandas psutil
+  cachetools peft "transformers>=5.16.1,<5.21" requests aiohttp pyzmq cbor2 openai_harmony openai pybase64 cloudpickle
+  msgspec pillow uvloop prometheus-client partial_json_parser apache-tvm-ffi torchdata datasets loguru einops)
 
 # An environment is complete when its list of requirements was written, which happens last.
 prepare() {
@@ -41,9 +48,8 @@ prepare() {
       alone=("vllm==$VLLM" compressed-tensors==0.18.0 xgrammar llguidance)
       ;;
     sglang)
-      resolved=(orjson triton starlette tqdm IPython dill sentencepiece loguru gguf uvicorn setproctitle jsonschema
-        soundfile python-multipart)
-      alone=("sglang==$SGLANG" torchvision==0.28.0 compressed-tensors==0.18.0 xgrammar)
+      resolved=("${sglang[@]}")
+      alone=("${sglang_alone[@]}")
       ;;
     trl)
       # Its clients are made only beside a vLLM.
@@ -60,11 +66,12 @@ prepare() {
       ;;
     verl)
       # Its rollouts are made only beside a vLLM.
-      resolved=("ray==$RAY" tensordict omegaconf hydra-core codetiming fastapi uvicorn pydantic orjson pyarrow pandas
-        psutil cachetools peft "transformers>=5.16.1,<5.21" requests aiohttp pyzmq cbor2 openai_harmony openai pybase64
-        cloudpickle msgspec pillow uvloop py-cpuinfo prometheus-client partial_json_parser apache-tvm-ffi torchdata
-        datasets regex loguru einops model-hosting-container-standards)
+      resolved=("${verl[@]}" py-cpuinfo regex model-hosting-container-standards)
       alone=("verl==$VERL" "vllm==$VLLM" compressed-tensors==0.18.0 xgrammar llguidance)
+      ;;
+    verl_sglang)
+      resolved=("${engine[@]}" "${sglang[@]}" "${verl[@]}")
+      alone=("verl==$VERL" "${sglang_alone[@]}")
       ;;
     ray) resolved=("ray==$RAY") ;;
     peft) resolved=("peft==$PEFT" "transformers>=5.16.1,<5.21") ;;
@@ -89,9 +96,9 @@ prepare() {
 engines=()
 while [[ $# -gt 0 && $1 != -- ]]; do
   case $1 in
-    vllm | sglang | megatron | trl | verl | areal | ray | peft) engines+=("$1") ;;
+    vllm | sglang | megatron | trl | verl | verl_sglang | areal | ray | peft) engines+=("$1") ;;
     *)
-      echo "usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|areal|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
+      echo "usage: tools/test_engines.sh [vllm|sglang|megatron|trl|verl|verl_sglang|areal|ray|peft]... [-- PYTEST ARGUMENTS]" >&2
       exit 2
       ;;
   esac

@@ -19,7 +19,7 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 from deltasync import errors  # noqa: E402
 from verl.checkpoint_engine.base import CheckpointEngineManager, CheckpointEngineRegistry  # noqa: E402
-from verl.workers.config import CheckpointEngineConfig  # noqa: E402
+from verl.workers.config import CheckpointEngineConfig, HFModelConfig, RolloutConfig  # noqa: E402
 
 pytestmark = pytest.mark.engines
 MODULE = "deltasync.adapters.verl"
@@ -181,10 +181,17 @@ def test_in_place(cluster: None, tmp_path: Path, shm_files: set[str]) -> None:
     trainer = ray.remote(verl_actors.Trainer).options(**remote).remote(in_place=True)
     ranks = {"WORLD_SIZE": "1", "RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     config = CheckpointEngineConfig(backend="deltasync", custom_backend_module=MODULE)
+    model = HFModelConfig(path=str(tmp_path), load_tokenizer=False)
     step = 0
     for sleep_level in (0, 2):
         ports = {"MASTER_PORT": str(free_port()), "WG_BACKEND": "ray"}
-        worker = verl_actors.rollout_worker(str(tmp_path), environment | ranks | ports, sleep_level > 0)
+        rollout = RolloutConfig(
+            name="vllm",
+            tensor_model_parallel_size=1,
+            checkpoint_engine=verl_actors.checkpoint_engine(),
+            free_cache_engine=sleep_level > 0,
+        )
+        worker = verl_actors.rollout_worker(rollout, model, environment | ranks | ports)
         replica = verl_actors.Replica(worker, server, sleep_level)
         manager = CheckpointEngineManager(config, verl_actors.TrainerGroup(trainer), [replica])
         began = ["init_weight_transfer_engine"]
@@ -210,8 +217,8 @@ def test_in_place_is_refused_where_no_engine_pulls() -> None:
     with pytest.raises(errors.InvalidArgument, match="no tensor is handed on"):
         Worker(in_place=True, device="cpu")
     Worker(in_place=True)
-    with pytest.raises(errors.Unsupported, match="rollout.name=sglang: only vLLM"):
-        get_rollout_class("sglang")(SimpleNamespace(name="sglang"))
+    with pytest.raises(errors.Unsupported, match="rollout.name=trtllm: only vLLM's and SGLang's"):
+        get_rollout_class("trtllm")(SimpleNamespace(name="trtllm"))
 
 
 @pytest.mark.parametrize(

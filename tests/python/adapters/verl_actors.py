@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,29 @@ def checkpoint(step: int) -> dict[str, Any]:
     return made
 
 
-class Trainer:
-    """A master rank, as verl's workers make their engine."""
+def sglang_checkpoint(step: int) -> dict[str, Any]:
+    """What SGLang's rank compares with."""
+    from sglang_versions import weights
 
-    def __init__(self, **options: Any) -> None:
+    return weights(MODEL, step)  # type: ignore[no-any-return]
+
+
+class Trainer:
+    """A master rank, as verl's workers make their engine; ``made``: the weights of a step."""
+
+    def __init__(self, made: Callable[[int], dict[str, Any]] = checkpoint, **options: Any) -> None:
         from verl.checkpoint_engine.base import CheckpointEngineRegistry
         from verl.utils.import_utils import import_external_libs
 
         import_external_libs(MODULE)
         self.engine = CheckpointEngineRegistry.new("deltasync", bucket_size=1 << 20, is_master=True, **options)
+        self.made = made
 
     def execute_checkpoint_engine(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.engine, method)(*args, **kwargs)
 
     def update_weights(self, global_steps: int) -> Any:
-        return asyncio.run(self.engine.send_weights(iter(checkpoint(global_steps).items()), global_steps=global_steps))
+        return asyncio.run(self.engine.send_weights(iter(self.made(global_steps).items()), global_steps=global_steps))
 
     def close(self) -> None:
         self.engine.close()
@@ -113,16 +122,26 @@ class TrainerGroup:
         return [self.trainer.update_weights.remote(global_steps)]
 
 
-def rollout_worker(directory: str, environment: dict[str, str], free_cache_engine: bool) -> Any:
-    """verl's own actor, of the replica whose server is the actor vllm_server_0_0."""
-    from verl.checkpoint_engine import base
-    from verl.workers.config import CheckpointEngineConfig, HFModelConfig, RolloutConfig
+def checkpoint_engine() -> Any:
+    from verl.workers.config import CheckpointEngineConfig
 
-    engine = CheckpointEngineConfig(
+    return CheckpointEngineConfig(
         backend="deltasync", custom_backend_module=MODULE, engine_kwargs={"deltasync": {"in_place": True}}
     )
-    config = RolloutConfig(
-        name="vllm", tensor_model_parallel_size=1, checkpoint_engine=engine, free_cache_engine=free_cache_engine
-    )
+
+
+def begin_with_sglang() -> None:
+    """What a process has to do before it imports transformers, and what verl 0.9.1 lacks for SGLang 0.5.20 and later,
+    whose engines have two methods more."""
+    import sglang_model  # noqa: F401
+    from sglang.srt.entrypoints.EngineBase import EngineBase
+
+    EngineBase.__abstractmethods__ = frozenset()
+
+
+def rollout_worker(config: Any, model: Any, environment: dict[str, str]) -> Any:
+    """verl's own actor, of replica 0, whose server is the actor ENGINE_server_0_0."""
+    from verl.checkpoint_engine import base
+
     remote = base._worker_cls.options(num_cpus=0, runtime_env={"env_vars": environment})
-    return remote.remote(config, HFModelConfig(path=directory, load_tokenizer=False), replica_rank=0)
+    return remote.remote(config, model, replica_rank=0)

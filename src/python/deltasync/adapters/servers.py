@@ -230,14 +230,19 @@ class SglangServer:
         self._info: dict[str, Any] = {}
 
     def connect(self, info: Mapping[str, Any], timeout: float) -> None:
-        """Waits for the server, and tells it where agents are: ``info`` is ``{"endpoints": ["HOST:PORT", ...]}``."""
+        """:meth:`tell`, and waits for the server. One that is paused is not healthy: it cannot generate."""
         end = time.monotonic() + timeout
-        self._info = dict(info) | _if_any(ignore=self.ignore, tls=self.tls)  # goes with each update
-        if "endpoints" in info:  # else the server's environment names them
-            self._info["endpoints"] = endpoints_of(info["endpoints"])
+        self.tell(info)
         self.http.wait_healthy(timeout)
         if not self.model_path:
             self.model_path = self.http.get("/model_info", timeout=left(end))["model_path"]
+
+    def tell(self, info: Mapping[str, Any]) -> None:
+        """What goes with each update: where agents are, ``{"endpoints": ["HOST:PORT", ...]}``, and options of the
+        plug-in."""
+        self._info = dict(info) | _if_any(ignore=self.ignore, tls=self.tls)
+        if "endpoints" in info:  # else the server's environment names them
+            self._info["endpoints"] = endpoints_of(info["endpoints"])
 
     def pause(self, timeout: float) -> None:
         """Returns when nothing generates."""

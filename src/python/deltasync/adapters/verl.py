@@ -8,8 +8,8 @@ Options go to ``checkpoint_engine.engine_kwargs.deltasync``; see :class:`Deltasy
 ``receive_weights`` at the same time, ``finalize``.
 
 Between hosts only what changed travels, and each worker keeps the whole model in host memory; verl then hands all of
-its tensors to the inference engine, as with its other engines. ``in_place``: vLLM's workers pull what changed into
-their weights instead. The agent's address and token go with ``prepare``'s metadata.
+its tensors to the inference engine, as with its other engines. ``in_place``: workers of vLLM or SGLang pull what
+changed into their weights instead. The agent's address and token go with ``prepare``'s metadata.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     ``ca``, ...) that every worker's host has, each its own; ``receiver_tls``: other ones on rollout workers.
     ``device``: where rollout workers put a tensor before they hand it on; by default the host. ``timeout``: of one
     step's transfer, in seconds.
-    ``in_place``: vLLM's workers pull by themselves, and rollout workers hold no model. vLLM has to be started with
-    deltasync as its weight transfer back end: ``rollout.engine_kwargs.vllm.weight_transfer_config.backend=deltasync``.
-    Further options are those of :class:`~deltasync.Receiver`; in place those of ``init_info`` (docs/guides/vllm.md).
+    ``in_place``: the engine's workers pull by themselves, and rollout workers hold no model. vLLM has to be started
+    with deltasync as its weight transfer back end:
+    ``rollout.engine_kwargs.vllm.weight_transfer_config.backend=deltasync``. SGLang finds its plug-in; a release that
+    the plug-in is not for is refused.
+    Further options are those of :class:`~deltasync.Receiver`; in place those of ``init_info`` (docs/guides/vllm.md) or
+    of a request (docs/guides/sglang.md).
     ``bucket_size`` is not used: nothing is sent in buckets.
     """
 
@@ -146,9 +149,10 @@ class DeltasyncCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if sender is None:
             raise InvalidArgument("receive_weights: init_process_group() comes first")
         if self.in_place:
-            init = {"agent": sender["endpoint"], "token": sender["token"] or None} | self._receiver_options
-            init["tls"] = Tls.of(init["tls"]).as_mapping() or None
-            yield verl_in_place.Update(init, sender["number"], self.timeout)
+            options = {name: value for name, value in self._receiver_options.items() if name != "tls"}
+            tls = Tls.of(self._receiver_options["tls"]).as_mapping()
+            options |= {"tls": tls} if tls else {}
+            yield verl_in_place.Update(sender["endpoint"], sender["token"], sender["number"], self.timeout, options)
             return
         version = await asyncio.to_thread(self._receive, sender["endpoint"], sender["token"], sender["number"])
         if global_steps is not None and version.label not in ("", f"step-{global_steps}"):

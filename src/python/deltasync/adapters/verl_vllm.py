@@ -10,9 +10,8 @@ import ray
 from verl.workers.rollout import vllm_rollout
 
 from .._deadlines import left
-from ..errors import Unsupported
 from .servers import ANSWER_S, VLLM_GRACE_S, vllm_session
-from .verl_in_place import WIRE_FORMAT, Update
+from .verl_in_place import WIRE_FORMAT, Update, refuse_changed
 
 
 class ServerAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
@@ -21,16 +20,9 @@ class ServerAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
     _init: dict[str, Any] | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Unsupported: verl changes what it hands on, so that the trainer's bytes are not the engine's."""
+        """What :func:`~deltasync.adapters.verl_in_place.refuse_changed` raises."""
         super().__init__(*args, **options)
-        lora = self.model_config.lora
-        if self.config.quantization is not None or self.config.qat:
-            what = "verl quantises weights on their way (rollout.quantization, rollout.qat)"
-        elif (self.model_config.lora_rank > 0 or lora.get("rank", 0) > 0) and not lora.get("merge", False):
-            what = "a LoRA adapter is handed on, not the weights"
-        else:
-            return
-        raise Unsupported(f"in_place: {what}", "leave engine_kwargs.deltasync.in_place out")
+        refuse_changed(self.config, self.model_config)
 
     async def update_weights(
         self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **options: Any
@@ -54,12 +46,13 @@ class ServerAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
             answer = self.server_handle.collective_rpc.remote(method, kwargs=arguments)
             ray.get(answer, timeout=left(end) + VLLM_GRACE_S + ANSWER_S)
 
-        if update.init != self._init:
+        # Its weights may be discarded before each update, and come back from a copy on the host.
+        init = {"agent": update.agent, "token": update.token or None, "shadow": bool(self.config.free_cache_engine)}
+        init |= update.options | {"deadline_ms": round(update.timeout * 1000)}
+        if init != self._init:
             self._init = None
-            # Its weights are discarded before each update, and come back from a copy on the host.
-            given = {"shadow": bool(self.config.free_cache_engine)} | update.init
-            call("init_weight_transfer_engine", init_info=given | {"deadline_ms": round(update.timeout * 1000)})
-            self._init = update.init
+            call("init_weight_transfer_engine", init_info=init)
+            self._init = init
         # A drafter of MTP has weights of the same checkpoint.
         mtp = self.config.mtp
         with_draft = mtp is not None and mtp.enable and mtp.enable_rollout and mtp.method == "mtp"

@@ -8,6 +8,8 @@ receivers.
 from __future__ import annotations
 
 import logging
+import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 from .sglang_rank import RankUpdates, Settings
@@ -25,17 +27,32 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     known = {(target, hook) for target, hooks in HookRegistry._hooks.items() for _, hook, _ in hooks}
-    for target, hook in (
-        (f"{_RUNNER}.update_weights_from_disk", update_runner),
-        (f"{_MANAGER}.__post_init__", after_start),
-        (f"{_MANAGER}.update_weights_from_disk", update_rank),
-        (f"{_MANAGER}.update_weights_from_ipc", foreign_update),
-        (f"{_MANAGER}.begin_weight_update", foreign_update),
-        (f"{_MANAGER}.release_memory_occupation", release_memory),
-        (f"{_MANAGER}.resume_memory_occupation", resume_memory),
-    ):
+    for target, hook in _hooks().items():
         if (target, hook) not in known:
             HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def missing() -> str:
+    """What the hooks need and this SGLang lacks, which is another release; empty: nothing."""
+    for target in _hooks():
+        try:
+            pkgutil.resolve_name(target)
+        except (ImportError, AttributeError):
+            return target
+    return ""
+
+
+def _hooks() -> dict[str, Callable[..., Any]]:
+    """By what each is around."""
+    return {
+        f"{_RUNNER}.update_weights_from_disk": update_runner,
+        f"{_MANAGER}.__post_init__": after_start,
+        f"{_MANAGER}.update_weights_from_disk": update_rank,
+        f"{_MANAGER}.update_weights_from_ipc": foreign_update,
+        f"{_MANAGER}.begin_weight_update": foreign_update,
+        f"{_MANAGER}.release_memory_occupation": release_memory,
+        f"{_MANAGER}.resume_memory_occupation": resume_memory,
+    }
 
 
 #: One per scheduler of this process (there is one, outside of tests), by identity: managers have no hash.
