@@ -66,6 +66,7 @@ struct PullLimits {
   std::chrono::milliseconds room{10'000};            ///< that a request or an answer waits for memory
   std::chrono::milliseconds pack{1'000};             ///< that tiles wait to be packed, then they go as they are
   std::chrono::milliseconds check{5'000};            ///< for damaged tiles to be published again
+  std::chrono::milliseconds child_silence{120'000};  ///< then others may have its place; who waits asks every 40 s
   std::chrono::milliseconds remember{600'000};       ///< a receiver that has left, for the status pages
   AdmissionLimits admission;
   std::size_t ucx_connections_max = 256;  ///< 1.25 GiB, 3,072 descriptors

@@ -15,11 +15,16 @@ std::size_t Children::count_locked() const {
       std::count_if(children_.begin(), children_.end(), [](const auto& entry) { return entry.second.has_place; }));
 }
 
+bool Children::takes_others(const Child& child, Clock::time_point now) const {
+  return child.has_place && child.stands_well && !child.endpoint.empty() && !is_silent(child, now);
+}
+
 /// Relays that others can be sent to, those that were sent the fewest first; never to oneself.
-std::vector<Children::Child*> Children::takers_locked(std::uint64_t besides_instance) {
+std::vector<Children::Child*> Children::takers_locked(std::uint64_t besides_instance, Clock::time_point now) {
   std::vector<Child*> takers;
   for (auto& [connection, child] : children_) {
-    if (child.takes_others() && (besides_instance == 0 || child.instance != besides_instance)) takers.push_back(&child);
+    if (!takes_others(child, now)) continue;
+    if (besides_instance == 0 || child.instance != besides_instance) takers.push_back(&child);
   }
   std::stable_sort(takers.begin(), takers.end(), [](const Child* a, const Child* b) { return a->sent < b->sent; });
   return takers;
@@ -27,12 +32,12 @@ std::vector<Children::Child*> Children::takers_locked(std::uint64_t besides_inst
 
 /// The last that came, of those that are no relay's and know how to follow: as many as there are too many, and only
 /// while there is somewhere to go.
-bool Children::must_go_locked(std::uint64_t connection) const {
+bool Children::must_go_locked(std::uint64_t connection, Clock::time_point now) const {
   if (max_ == 0) return false;  // all who wait ask this all the time
   const std::size_t count = count_locked();
   if (count <= max_) return false;
-  const bool somewhere =
-      std::any_of(children_.begin(), children_.end(), [](const auto& entry) { return entry.second.takes_others(); });
+  const bool somewhere = std::any_of(children_.begin(), children_.end(),
+                                     [&](const auto& entry) { return takes_others(entry.second, now); });
   if (!somewhere) return false;
   std::size_t too_many = count - max_;
   for (auto at = children_.rbegin(); at != children_.rend() && too_many != 0; ++at) {
@@ -44,13 +49,17 @@ bool Children::must_go_locked(std::uint64_t connection) const {
   return false;
 }
 
-std::optional<Children::Elsewhere> Children::ask(std::uint64_t connection, bool can_follow) {
+std::optional<Children::Elsewhere> Children::ask(std::uint64_t connection, bool can_follow, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   Child& child = children_[connection];
   child.can_follow = can_follow;
+  child.heard_at = now;
   if (max_ == 0) child.has_place = true;
-  if (child.has_place && !must_go_locked(connection)) return std::nullopt;
+  if (child.has_place && !must_go_locked(connection, now)) return std::nullopt;
   child.has_place = false;
+  if (count_locked() >= max_) {
+    for (auto& [other, held] : children_) held.has_place = held.has_place && !is_silent(held, now);
+  }
   // One that comes last of all has to go where there is no place for it, too.
   const bool displaces =
       !child.endpoint.empty() && std::any_of(children_.begin(), children_.end(), [](const auto& entry) {
@@ -61,7 +70,7 @@ std::optional<Children::Elsewhere> Children::ask(std::uint64_t connection, bool 
     return std::nullopt;
   }
   Elsewhere elsewhere;
-  const std::vector<Child*> takers = takers_locked(child.instance);
+  const std::vector<Child*> takers = takers_locked(child.instance, now);
   for (Child* const taker : takers) {
     if (elsewhere.endpoints.size() < kNamedMax) elsewhere.endpoints.push_back(taker->endpoint);
   }
@@ -69,9 +78,14 @@ std::optional<Children::Elsewhere> Children::ask(std::uint64_t connection, bool 
   return elsewhere;
 }
 
-bool Children::must_go(std::uint64_t connection) const {
+bool Children::must_go(std::uint64_t connection, Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
-  return must_go_locked(connection);
+  return must_go_locked(connection, now);
+}
+
+void Children::heard(std::uint64_t connection, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = children_.find(connection); found != children_.end()) found->second.heard_at = now;
 }
 
 void Children::is(std::uint64_t connection, std::uint64_t receiver) {
@@ -83,6 +97,7 @@ void Children::is(std::uint64_t connection, std::uint64_t receiver) {
     if (at->first == connection || at->second.receiver != receiver) continue;
     child.has_place = child.has_place || at->second.has_place;
     child.sent = at->second.sent;
+    child.heard_at = at->second.heard_at;
     children_.erase(at);
     return;
   }
@@ -110,11 +125,11 @@ std::size_t Children::count() const {
   return count_locked();
 }
 
-std::vector<std::string> Children::endpoints() const {
+std::vector<std::string> Children::endpoints(Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> list;
   for (const auto& [connection, child] : children_) {
-    if (child.takes_others()) list.push_back(child.endpoint);
+    if (takes_others(child, now)) list.push_back(child.endpoint);
   }
   return list;
 }

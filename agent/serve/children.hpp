@@ -1,8 +1,10 @@
 // Who pulls from this agent, and where one more is sent when it has as many as it may (`--children-max`): to the agents
 // of relays that pull from here. A relay takes the place of a receiver, which is sent on: so that a tree comes about
-// no matter who came first. Thread-safe. Pure: no socket, no clock.
+// no matter who came first. Who has been silent for long keeps its place only until somebody else asks. Thread-safe.
+// Pure: no socket, no clock.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,17 +17,21 @@ namespace deltasync::agent {
 
 class Children {
  public:
-  /// At most so many have a place; 0: any number.
-  explicit Children(std::size_t max) : max_(max) {}
+  using Clock = std::chrono::steady_clock;
+
+  /// At most so many have a place; 0: any number. `silence`: a live child asks something more often.
+  explicit Children(std::size_t max, Clock::duration silence = Clock::duration::max()) : max_(max), silence_(silence) {}
 
   /// Where to ask in place of here; nothing: here is its place.
   struct Elsewhere {
     std::vector<std::string> endpoints;  ///< who was sent the fewest first; empty: nobody is known
   };
   /// This connection asks for a plan. `can_follow`: it knows what `elsewhere` is.
-  std::optional<Elsewhere> ask(std::uint64_t connection, bool can_follow);
+  std::optional<Elsewhere> ask(std::uint64_t connection, bool can_follow, Clock::time_point now = Clock::now());
   /// One that has its place is to give it up now, for a relay.
-  bool must_go(std::uint64_t connection) const;
+  bool must_go(std::uint64_t connection, Clock::time_point now = Clock::now()) const;
+  /// A request of this connection, or one for tiles of its plan, has come.
+  void heard(std::uint64_t connection, Clock::time_point now = Clock::now());
 
   /// It is the connection of this receiver, whose place it takes over from the one before.
   void is(std::uint64_t connection, std::uint64_t receiver);
@@ -38,7 +44,7 @@ class Children {
   std::size_t max() const noexcept { return max_; }
   std::size_t count() const;
   /// Of relays that others are sent to.
-  std::vector<std::string> endpoints() const;
+  std::vector<std::string> endpoints(Clock::time_point now = Clock::now()) const;
 
  private:
   struct Child {
@@ -49,14 +55,16 @@ class Children {
     std::uint64_t instance = 0;  ///< of a relay's own agent
     std::string endpoint;        ///< of that; empty: no relay that others may be sent to
     std::uint64_t sent = 0;      ///< of others, to it
-
-    bool takes_others() const { return has_place && stands_well && !endpoint.empty(); }
+    Clock::time_point heard_at;  ///< once it has asked
   };
-  std::vector<Child*> takers_locked(std::uint64_t besides_instance);
-  bool must_go_locked(std::uint64_t connection) const;
+  bool is_silent(const Child& child, Clock::time_point now) const { return now - child.heard_at > silence_; }
+  bool takes_others(const Child& child, Clock::time_point now) const;
+  std::vector<Child*> takers_locked(std::uint64_t besides_instance, Clock::time_point now);
+  bool must_go_locked(std::uint64_t connection, Clock::time_point now) const;
   std::size_t count_locked() const;
 
   const std::size_t max_;
+  const Clock::duration silence_;
   mutable std::mutex mutex_;
   std::map<std::uint64_t, Child> children_;  // protected by mutex_; by connection
 };

@@ -180,6 +180,7 @@ asio::awaitable<Status> PullConversation::serve_requests() {
     DS_CO_ASSIGN(const auto deadline, co_await stream_.read_header(coming, idle, limits_.message));
     if (!deadline && data) co_return Status();  // the receiver opens another one when it pulls again
     if (!deadline) co_return Error(Errc::timed_out, "nothing was asked for a long time");
+    if (!data) context_.children.heard(connection_);
     answering_ = coming.header().request;
     alive_at_ = std::chrono::steady_clock::now() + alive_every_;
     const std::uint64_t bytes_max = request_bytes_max(static_cast<wire::Type>(coming.header().type));
@@ -367,7 +368,7 @@ Status PullConversation::on_report(const Request& request) {
 Status PullConversation::on_goodbye(const Request& request) {
   DS_TRY(wire::Empty::decode(request.payload).with_context("end"));
   context_.receivers.goodbye(connection_);
-  return {};
+  return Error(Errc::connection, "the receiver has said goodbye");
 }
 
 asio::awaitable<Status> PullConversation::on_get_lag(Request& request) {

@@ -42,11 +42,9 @@ struct PullContext {
   const Room ucx_room{options.limits.ucx_connections_max * kUcxBytes};
   std::unique_ptr<net::WorkThread> ucx_setup{};  ///< makes UCX's ends of channels, which takes a while; null: no UCX
   ReceiverTable receivers{options.limits.remember};
-  Children children{options.limits.admission.children_max};
+  Children children{options.limits.admission.children_max, options.limits.child_silence};
 };
 
-/// The plan that a request with ranges names; an error if its layout cannot have so many ranges.
-Result<OpenPlanPtr> find_plan(const OpenPlans& plans, const wire::RangesHead& head);
 /// What the tiles of a plan are compared with.
 Damage::Target target_of(const OpenPlan& plan);
 
@@ -84,12 +82,17 @@ class PullConversation {
                                                const net::MessageStream::MaySend* permit);
   /// Frees the request's payload first: the answer may wait for the peer.
   awaitable<Status> refuse(Request& request, Error error);
+  /// The plan that a request names: a sign of life of the child that has it.
+  Result<OpenPlanPtr> find_plan(std::uint64_t id);
+  /// Likewise, of a request with ranges; an error if its layout cannot have so many.
+  Result<OpenPlanPtr> find_plan(const wire::RangesHead& head);
   /// The end of an answer, or why it ends early.
   awaitable<Status> conclude(Request& request, const Status& sent);
   awaitable<Status> send_end(const Request& request);
 
   awaitable<Status> on_get_layout(Request& request);
   Status on_report(const Request& request);
+  /// Ends the conversation: what else holds the socket, such as a forked child of the receiver's, has no use for it.
   Status on_goodbye(const Request& request);
   awaitable<Status> on_get_lag(Request& request);
   Status on_keep_alive(const Request& request);

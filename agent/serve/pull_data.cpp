@@ -169,8 +169,14 @@ Damage::Target target_of(const OpenPlan& plan) {
   return {*plan.layout, plan.target(), plan.target_root()};
 }
 
-Result<OpenPlanPtr> find_plan(const OpenPlans& plans, const wire::RangesHead& head) {
-  DS_ASSIGN(OpenPlanPtr plan, plans.find(head.plan));
+Result<OpenPlanPtr> PullConversation::find_plan(std::uint64_t id) {
+  DS_ASSIGN(OpenPlanPtr plan, core_.open_plans().find(id));
+  context_.children.heard(plan->connection);
+  return plan;
+}
+
+Result<OpenPlanPtr> PullConversation::find_plan(const wire::RangesHead& head) {
+  DS_ASSIGN(OpenPlanPtr plan, find_plan(head.plan));
   if (head.ranges > plan->layout->tile_count()) {
     return Error(Errc::out_of_range,
                  std::to_string(head.ranges) + " ranges of " + std::to_string(plan->layout->tile_count()) + " tiles");
@@ -192,7 +198,7 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
   std::shared_ptr<const std::vector<std::uint64_t>> digests;
   Room::Share held;
   {
-    const auto plan = core_.open_plans().find(wanted.plan);
+    const auto plan = find_plan(wanted.plan);
     if (!plan) co_return co_await refuse(request, plan.error());
     asked_ = (*plan)->target();
     if (const ServedPtr& served = (*plan)->served) digests = served->digests;
@@ -212,7 +218,7 @@ asio::awaitable<Status> PullConversation::on_get_digests(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_get_extent(Request& request) {
   DS_CO_ASSIGN(const wire::GetExtent wanted, wire::GetExtent::decode(request.payload));
-  auto plan = core_.open_plans().find(wanted.plan);
+  auto plan = find_plan(wanted.plan);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   const Status sent = co_await send_extents(request.header.request, std::move(plan).value(), wanted.tiles);
   co_return co_await conclude(request, sent);
@@ -283,7 +289,7 @@ asio::awaitable<Status> PullConversation::send_extent_copy(std::uint64_t request
 
 asio::awaitable<Status> PullConversation::on_get_frames(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::GetFrames::decode_head(request.payload));
-  auto plan = find_plan(core_.open_plans(), head);
+  auto plan = find_plan(head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   DS_CO_ASSIGN(wire::GetFrames wanted, wire::GetFrames::decode(request.payload));
   std::vector<std::byte>().swap(request.payload);
@@ -353,7 +359,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
 
 asio::awaitable<Status> PullConversation::on_get_raw_tiles(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::GetRawTiles::decode_head(request.payload));
-  auto plan = find_plan(core_.open_plans(), head);
+  auto plan = find_plan(head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   DS_CO_ASSIGN(wire::GetRawTiles wanted, wire::GetRawTiles::decode(request.payload));
   std::vector<std::byte>().swap(request.payload);

@@ -143,7 +143,7 @@ asio::awaitable<Status> PullConversation::on_plan(Request& request) {
 
 asio::awaitable<Status> PullConversation::on_release(Request& request) {
   DS_CO_ASSIGN(const wire::Release release, wire::Release::decode(request.payload));
-  if (const auto plan = core_.open_plans().find(release.plan)) asked_ = (*plan)->target();
+  if (const auto plan = find_plan(release.plan)) asked_ = (*plan)->target();
   core_.open_plans().release(release.plan, connection_);
   co_return co_await send_end(request);
 }
@@ -151,7 +151,7 @@ asio::awaitable<Status> PullConversation::on_release(Request& request) {
 /// The lease stays what it is: who reads locally is told of a revocation by the half's state word.
 asio::awaitable<Status> PullConversation::on_get_local(Request& request) {
   DS_CO_ASSIGN(const wire::GetLocal asked, wire::GetLocal::decode(request.payload));
-  const auto plan = core_.open_plans().find(asked.plan);
+  const auto plan = find_plan(asked.plan);
   if (!plan) co_return co_await refuse(request, plan.error());
   asked_ = (*plan)->target();
   if (!(*plan)->served || (*plan)->served->arriving) {
@@ -169,7 +169,7 @@ asio::awaitable<Status> PullConversation::on_get_local(Request& request) {
 /// Tiles that are wrong here are published again by the publisher, which may be in the middle of a diff.
 asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
   DS_CO_ASSIGN(const wire::RangesHead head, wire::CheckTiles::decode_head(request.payload));
-  auto plan = find_plan(core_.open_plans(), head);
+  auto plan = find_plan(head);
   if (!plan) co_return co_await refuse(request, std::move(plan).error());
   DS_CO_ASSIGN(const wire::CheckTiles asked, wire::CheckTiles::decode(request.payload));
   asked_ = (*plan)->target();

@@ -104,5 +104,25 @@ TEST(Children, AReceiverThatConnectsAgainKeepsItsPlace) {
   EXPECT_TRUE(children.ask(2, true));
 }
 
+/// Its process may be stopped, or gone with its socket held by a forked child.
+TEST(Children, OneThatIsSilentForLongMakesWay) {
+  using std::chrono::seconds;
+  const Children::Clock::time_point start{};
+  Children children(2, seconds(120));
+  children.relays(1, 11, "a:1");
+  EXPECT_FALSE(children.ask(1, true, start));
+  children.stands(1, true);
+  EXPECT_FALSE(children.ask(2, true, start));
+  children.heard(2, start + seconds(60));
+  EXPECT_EQ(children.ask(3, true, start + seconds(120))->endpoints, (Endpoints{"a:1"}));
+  EXPECT_EQ(children.endpoints(start + seconds(121)), Endpoints()) << "nobody is sent to a relay that is silent";
+  EXPECT_FALSE(children.ask(1, true, start + seconds(130))) << "it keeps its place while nobody asks for it";
+  EXPECT_TRUE(children.ask(3, true, start + seconds(180)));
+  EXPECT_FALSE(children.ask(3, true, start + seconds(181)));
+  EXPECT_EQ(children.ask(2, true, start + seconds(182))->endpoints, (Endpoints{"a:1"}));
+  children.heard(4, start + seconds(182));
+  EXPECT_EQ(children.count(), 2u);
+}
+
 }  // namespace
 }  // namespace deltasync::agent
