@@ -204,14 +204,17 @@ function(deltasync_gpu_test name)
   endif()
 endfunction()
 
-# deltasync_emulated_test(NAME SOURCES … DEPENDS … [KERNELS target] [TOOLKIT suffix]): a program whose CUDA runtime is
-# tests/gpu/emulator; with another TOOLKIT (deltasync_emulated_cuda), kernels are among SOURCES.
+# deltasync_emulated_test(NAME SOURCES … DEPENDS … [KERNELS target] [DEVICE target] [TOOLKIT suffix]): a program whose CUDA
+# runtime is tests/gpu/emulator; with another TOOLKIT (deltasync_emulated_cuda), kernels are among SOURCES.
 function(deltasync_emulated_test name)
-  cmake_parse_arguments(ARG "" "KERNELS;TOOLKIT" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "KERNELS;DEVICE;TOOLKIT" "SOURCES;DEPENDS" ${ARGN})
   if(NOT ARG_KERNELS AND NOT ARG_TOOLKIT)
     set(ARG_KERNELS deltasync_emulated_kernels)
   endif()
-  foreach(objects deltasync_emulated_runtime${ARG_TOOLKIT} deltasync_emulated_device${ARG_TOOLKIT} ${ARG_KERNELS})
+  if(NOT ARG_DEVICE)
+    set(ARG_DEVICE deltasync_emulated_device${ARG_TOOLKIT})
+  endif()
+  foreach(objects deltasync_emulated_runtime${ARG_TOOLKIT} ${ARG_DEVICE} ${ARG_KERNELS})
     list(APPEND ARG_SOURCES $<TARGET_OBJECTS:${objects}>)
   endforeach()
   deltasync_test(${name} SOURCES ${ARG_SOURCES} DEPENDS ${ARG_DEPENDS} deltasync_ptx IN release)
