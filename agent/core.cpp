@@ -17,13 +17,15 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock, std::share
       versions_(options_, std::move(adopted), bell_, reclaimer_, metrics_),
       damage_(versions_, bell_, reclaimer_, metrics_),
       arrival_(versions_, leases_, origin_),
-      publisher_(options_, versions_, leases_, damage_, origin_, arrival_, bell_, metrics_),
+      delta_arrival_(versions_),
+      publisher_(options_, versions_, leases_, damage_, origin_, arrival_, delta_arrival_, bell_, metrics_),
       deltas_(options_, versions_, reclaimer_, metrics_),
       revoker_(options_.lease_grace, versions_, leases_, metrics_),
       open_plans_(plan_parts()),
       plans_(plan_parts(), open_plans_),
       subsets_(peer_room_),
-      trainer_hooks_(options_, versions_, open_plans_, bell_, reclaimer_, metrics_, origin_, arrival_) {}
+      trainer_hooks_(options_, versions_, open_plans_, bell_, reclaimer_, metrics_, origin_, arrival_, delta_arrival_) {
+}
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
   DS_TRY(shm::check_segment_name(options.name));

@@ -7,6 +7,7 @@
 //   Damage        tiles that are not what their digests say, and the scrub that looks for them
 //   Origin        where a relay has the versions from
 //   Arrival       the version that a relay is bringing, while nothing is served
+//   DeltaArrival  the delta that a relay is bringing to what is served
 //   Publisher     the thread that moves halves through their states
 //   DeltaBuilder  merged and compact deltas, and the threads that make them
 //   LeaseRevoker  takes leases back when a writer waits
@@ -19,8 +20,8 @@
 // Each part knows only those above it. Its header says what its lock protects, or why it needs none. Locks are taken in
 // this order, and never upwards:
 //
-//   Arrival → Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell, Reclaimer,
-//   RingKeeper, AgentRole, Origin
+//   Arrival, DeltaArrival → Changes → OpenPlans → LeaseRevoker → DeltaBuilder → VersionStore → LeaseTable → Bell,
+//   Reclaimer, RingKeeper, AgentRole, Origin
 //
 // A part that calls others mostly holds none: it works on an immutable Snapshot, and asks in the end whether that is
 // still the present one.
@@ -44,6 +45,7 @@
 #include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
+#include "agent/versions/delta_arrival.hpp"
 #include "agent/versions/leases.hpp"
 #include "agent/versions/origin.hpp"
 #include "agent/versions/publisher.hpp"
@@ -73,6 +75,7 @@ class AgentCore {
   PlanService& plans() noexcept { return plans_; }
   SubsetTable& subsets() noexcept { return subsets_; }
   Arrival& arrival() noexcept { return arrival_; }
+  DeltaArrival& delta_arrival() noexcept { return delta_arrival_; }
   const Origin& origin() const noexcept { return origin_; }
   SegmentHooks& trainer_hooks() noexcept { return trainer_hooks_; }
   AgentFiles& files() noexcept { return files_; }
@@ -109,6 +112,7 @@ class AgentCore {
   Damage damage_;
   Origin origin_;
   Arrival arrival_;
+  DeltaArrival delta_arrival_;
   Publisher publisher_;
   DeltaBuilder deltas_;
   LeaseRevoker revoker_;

@@ -29,6 +29,7 @@ Status BoundTarget::bind_tiles(std::unique_ptr<Target> target, TileSet tiles, co
   target_ = std::move(target);
   tiles_ = std::move(tiles);
   invalidated_ = released_ = had_version_ = false;
+  note_held();
   DS_TRY(target_bound(until));
   note_standing(nullptr);
   return {};
@@ -44,6 +45,11 @@ Status BoundTarget::bind(std::unique_ptr<Target> target, const std::vector<Slice
   DS_TRY(bind_tiles(std::move(target), std::move(tiles), call));
   slices_ = slices;
   return {};
+}
+
+void BoundTarget::note_held() {
+  const TargetState* const committed = target_->committed();
+  last_held_ = committed != nullptr ? committed->version.id : VersionId();
 }
 
 bool BoundTarget::supports_rollback() const {

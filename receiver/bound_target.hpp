@@ -108,9 +108,11 @@ class BoundTarget : public Receiver {
   bool released_ = false;     ///< live memory is, of which no copy was kept
   bool had_version_ = false;  ///< since the target was bound
   bool invalidated_ = false;  ///< live memory was found to differ from its digests: only a full pull helps
+  VersionId last_held_;       ///< what was committed last, also once live memory has lost it; epoch 0: nothing
   StagedImpl* staged_ = nullptr;
 
  private:
+  void note_held();
   friend class StagedImpl;
   Status release_live(const CallContext& until);
   Result<RepairReport> restore_live(CanSleep& can, const CallContext& until);

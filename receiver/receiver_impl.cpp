@@ -193,10 +193,10 @@ void ReceiverImpl::unstage() {
 }
 
 Session ReceiverImpl::session(PartialUpdate& partial, bool& invalidated) {
-  return {peer_,     options_, *layout_,      sidecar_,   batches_,
-          tiles_,    control_, streams_,      pool_,      link_,
-          progress_, local_,   changed_last_, *target_,   target_->capabilities(),
-          partial,   scrubs_,  older_epochs_, invalidated};
+  return {peer_,     options_, *layout_,      sidecar_,    batches_,
+          tiles_,    control_, streams_,      pool_,       link_,
+          progress_, local_,   changed_last_, *target_,    target_->capabilities(),
+          partial,   scrubs_,  older_epochs_, invalidated, last_held_};
 }
 
 Result<std::unique_ptr<StagedUpdate>> ReceiverImpl::pull(const Want& want, const CallOptions& call) {

@@ -109,6 +109,7 @@ Status StagedImpl::commit_staged(Deadline deadline, std::chrono::steady_clock::t
   }
   phase_ = Phase::committed;
   receiver_->had_version_ = true;
+  receiver_->note_held();
   prepared_.report.commit_s = seconds_since(start);
   if (receiver_->options_.attest_commits && prepared_.report.mode != PullMode::up_to_date) return attest(deadline);
   return {};
@@ -122,6 +123,7 @@ Status StagedImpl::attest(const CallContext& until) {
   prepared_.report.attest_s = seconds_since(start);
   if (verdict.status.ok()) return {};
   phase_ = Phase::dropped;
+  receiver_->note_held();
   if (verdict.was_wrong || invalidated_before_) receiver_->invalidated_ = true;
   return std::move(verdict.status).with_context("commit of " + to_string(prepared_.report.version));
 }
@@ -137,6 +139,7 @@ Status StagedImpl::rollback() {
     const trace::Span span("rollback", prepared_.report.version.id);
     DS_TRY(roll_back(*receiver_->target_).with_context("rollback of " + to_string(prepared_.report.version)));
     if (invalidated_before_) receiver_->invalidated_ = true;
+    receiver_->note_held();
     receiver_->note_standing(nullptr);
   }
   phase_ = Phase::dropped;

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "agent/versions/arriving_delta.hpp"
 #include "base/log.hpp"
 #include "net/auth.hpp"
 
@@ -108,8 +109,11 @@ void OpenPlans::run_maintenance() {
   const std::lock_guard lock(mutex_);
   const std::size_t expired = end_if_locked([&](const OpenPlan& plan) { return plan.expires_at <= now; });
   Metrics::add(parts_.metrics.plans_expired, expired);
-  // Memory as large as the model, of which nothing may be sent any more: who does not ask would keep it until then.
-  end_if_locked([](const OpenPlan& plan) { return plan.served && plan.served->arriving && !plan.lease->live(); });
+  // Memory of which nothing may be sent any more: who does not ask would keep it until then.
+  end_if_locked([](const OpenPlan& plan) {
+    if (plan.served) return plan.served->arriving && !plan.lease->live();
+    return plan.steps.front()->arriving && plan.steps.front()->arriving->cut_short();
+  });
 }
 
 template <class Ended>
@@ -145,6 +149,7 @@ void OpenPlans::trim_pinned() {
   const RetiredAtEnd<const Snapshot> now(*parts_.reclaimer, parts_.versions.snapshot());
   std::set<const RingEntry*> there;
   for (const RingEntryPtr& entry : now->ring) there.insert(entry.get());
+  if (now->ahead) there.insert(now->ahead.get());
   for (RingEntryPtr& entry : parts_.deltas.kept()) {
     there.insert(entry.get());
     parts_.reclaimer->retire(std::move(entry));  // it may be the last share by now

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/versions/arriving_delta.hpp"
+
 namespace deltasync::agent {
 namespace {
 
@@ -16,6 +18,7 @@ std::vector<RingEntryPtr> ring_steps(const Snapshot& now, const Decision& decisi
 /// What of a delta a plan is about.
 Subset::Part part_of(const SubsetPtr& subset, const RingEntryPtr& entry) {
   const delta::Delta& d = *entry->delta;
+  if (entry->arriving) return {entry->arriving->frames(), d.frame_bytes, d.changed};
   if (!subset) return {d.frames.size(), d.frame_bytes, d.changed};
   return subset->part_of(entry);
 }
@@ -24,6 +27,14 @@ std::uint64_t bytes_of_steps(const SubsetPtr& subset, const std::vector<RingEntr
   std::uint64_t bytes = 0;
   for (const RingEntryPtr& entry : steps) bytes += part_of(subset, entry).frame_bytes;
   return bytes;
+}
+
+std::optional<wire::PlanReply> answer_up_to_date(const Decision& decision) {
+  wire::PlanReply reply;
+  reply.mode = wire::PlanMode::up_to_date;
+  reply.target = decision.target;
+  reply.target_root = decision.target_root;
+  return reply;
 }
 
 }  // namespace
@@ -47,7 +58,8 @@ Result<std::optional<wire::PlanReply>> PlanService::plan(const wire::PlanRequest
       if (there) cut = subset->offer(offer, now->ring, *there->digests, there->former, request);
     }
     Attempt a{request, asker, subset, now.share(), there, cut ? *cut : offer, waiting_for, pending};
-    Answer answer = attempt(a);
+    std::optional<Answer> ahead = attempt_ahead(a);
+    Answer answer = ahead ? *std::move(ahead) : attempt(a);
     if (a.moved_on) continue;
     if (!answer || !*answer) return answer;
     Metrics& metrics = parts_.metrics;
@@ -74,13 +86,7 @@ PlanService::Answer PlanService::attempt(Attempt& a) {
   switch (decision.kind) {
     case Decision::Kind::error: return Error(decision.code, decision.message);
     case Decision::Kind::wait: *a.waiting_for = decision.message; return std::optional<wire::PlanReply>();
-    case Decision::Kind::up_to_date: {
-      wire::PlanReply reply;
-      reply.mode = wire::PlanMode::up_to_date;
-      reply.target = decision.target;
-      reply.target_root = decision.target_root;
-      return std::optional<wire::PlanReply>(std::move(reply));
-    }
+    case Decision::Kind::up_to_date: return answer_up_to_date(decision);
     default: break;
   }
   auto steps = parts_.deltas.steps(
@@ -91,6 +97,26 @@ PlanService::Answer PlanService::attempt(Attempt& a) {
   Answer answer = open(a, decision, std::move(*steps), chain ? chain->plan : 0);
   if (!answer && chain) plans_.end(chain->plan);
   if (!a.moved_on) a.pending.chain.reset();
+  return answer;
+}
+
+/// What a few tiles take of it is known once all of it is there, and so is its compact form.
+std::optional<PlanService::Answer> PlanService::attempt_ahead(Attempt& a) {
+  if (!a.now->ahead || a.subset || a.request.compact != 0 || plans_.closed()) return std::nullopt;
+  const Offer& offer = a.now->offer_ahead;
+  const Decision decision = decide(a.request, offer);
+  // Who has it already hears so, and not of what is served.
+  const bool has_it = decision.kind == Decision::Kind::up_to_date && decision.target.id == a.now->ahead->to.id;
+  if (has_it) return answer_up_to_date(decision);
+  const bool just_this =
+      decision.kind == Decision::Kind::delta && decision.steps == 1 && decision.first_step + 1 == offer.ring.size();
+  if (!just_this) return std::nullopt;
+  Attempt ahead{a.request, a.asker, a.subset, a.now, a.served, offer, a.waiting_for, a.pending};
+  const std::optional<wire::PlanReply> chain = chain_of(a.pending);
+  Answer answer = open(ahead, decision, {a.now->ahead}, chain ? chain->plan : 0);
+  a.moved_on = ahead.moved_on;
+  if (!answer && chain) plans_.end(chain->plan);
+  if (answer && !a.moved_on) a.pending.chain.reset();
   return answer;
 }
 

@@ -44,6 +44,8 @@ class PlanService {
   };
   using Answer = Result<std::optional<wire::PlanReply>>;
   Answer attempt(Attempt& a);
+  /// By the delta that a relay is still receiving; nothing if that is not what is asked for.
+  std::optional<Answer> attempt_ahead(Attempt& a);
   Answer wait_for_delta(Attempt& a, const Decision& decision);
   static void prefer_smaller(const Attempt& a, Decision& decision, std::vector<RingEntryPtr>& steps);
   /// `steps`: of a delta, or listed with a full answer. `replaced`: the plan that ends with it; 0: none.

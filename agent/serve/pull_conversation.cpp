@@ -323,8 +323,8 @@ asio::awaitable<Status> PullConversation::on_get_layout(Request& request) {
 }
 
 /// A publication between a look at the state and the wait cannot be missed: it posts to this strand.
-Changes::Listener PullConversation::hear_versions() {
-  return core_.versions().changes().listen(
+Changes::Listener PullConversation::hear(Changes& changes) {
+  return changes.listen(
       [timer = &version_timer_, executor = stream_.executor(), alive = std::weak_ptr<const bool>(alive_)] {
         asio::post(executor, [timer, alive] {
           if (!alive.expired()) timer->cancel();

@@ -140,12 +140,17 @@ class PullConversation {
                                    const net::MessageStream::MaySend& permit);
   awaitable<Status> wait_for_more(const OpenPlan& plan, std::chrono::milliseconds& look,
                                   const net::MessageStream::MaySend& permit);
+  /// A delta that arrives: its frames as they come.
+  awaitable<Status> send_arriving_frames(std::uint64_t request, const OpenPlan& plan, const RingEntry& entry,
+                                         const std::vector<wire::TileRange>& ranges,
+                                         const net::MessageStream::MaySend& permit);
   /// Whole messages; lease_revoked, with nothing out, if they may not even begin. When it fails otherwise, nothing more
   /// can be said on this connection.
   awaitable<Status> send(std::span<const ByteSpan> pieces, const net::MessageStream::MaySend& permit);
 
-  /// Publications wake wait_for_version while the listener lives.
-  Changes::Listener hear_versions();
+  /// These, or publications, wake wait_for_version while the listener lives.
+  Changes::Listener hear(Changes& changes);
+  Changes::Listener hear_versions() { return hear(core_.versions().changes()); }
   /// Until a version is published, a short while has passed, or the deadline. Says `alive` when that is due: between
   /// two messages.
   awaitable<Status> wait_for_version(Deadline deadline);

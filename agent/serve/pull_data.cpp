@@ -308,6 +308,7 @@ asio::awaitable<Status> PullConversation::send_frames(std::uint64_t request, Ope
   DS_CO_ASSIGN(const auto reader, core_.open_plans().enter(*plan, waker.of(stream_)));
   if (plan->subset) wanted.ranges = plan->subset->tiles().intersect(wanted.ranges);
   const RingEntryPtr entry = plan->steps[wanted.step];
+  if (entry->arriving) co_return co_await send_arriving_frames(request, *plan, *entry, wanted.ranges, reader);
   const std::vector<delta::Frame>& frames = entry->delta->frames;
   const std::vector<wire::TileRange>& ranges = wanted.ranges;
   std::vector<delta::Batch> inside;

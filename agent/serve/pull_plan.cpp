@@ -179,6 +179,12 @@ asio::awaitable<Status> PullConversation::on_check_tiles(Request& request) {
     answer.plan_again = core_.arrival().check(*served, asked.ranges, who) ? 0 : 1;
     co_return co_await stream_.write(request.header.request, answer, limits_.progress);
   }
+  if (!(*plan)->served && (*plan)->steps.front()->arriving) {
+    core_.delta_arrival().doubted((*plan)->steps.front(), who);
+    wire::TilesChecked answer;
+    answer.plan_again = 1;
+    co_return co_await stream_.write(request.header.request, answer, limits_.progress);
+  }
   const Deadline deadline = Deadline::after(limits_.check);
   const auto subscription = hear_versions();
   for (;;) {

@@ -184,6 +184,7 @@ void SegmentHooks::relays(std::uint64_t connection, const ProcessId& relay, wire
 
 void SegmentHooks::relay_gone(std::uint64_t connection) {
   arrival_.end(connection);
+  delta_arrival_.end(connection);
   origin_.forget(connection);
 }
 
@@ -215,6 +216,17 @@ Status SegmentHooks::arrives(std::uint64_t connection, std::uint64_t generation,
   version.arriving = std::shared_ptr<const shm::ArrivingMemory>(opened.release(), unmap);
   arrival_.begin(connection, std::move(version));
   return {};
+}
+
+Status SegmentHooks::delta_arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerDelta said) {
+  for (const GenerationPtr& candidate : versions_.generations()) {
+    if (candidate->number == generation) return delta_arrival_.begin(connection, candidate->layout, std::move(said));
+  }
+  return Error(Errc::not_found, "the generation of its segment is gone");
+}
+
+Status SegmentHooks::frames_arrive(std::uint64_t connection, wire::TrainerFrames part) {
+  return delta_arrival_.take(connection, std::move(part));
 }
 
 void SegmentHooks::trains() {

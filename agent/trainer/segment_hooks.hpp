@@ -14,6 +14,7 @@
 #include "agent/trainer/trainer_server.hpp"
 #include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
+#include "agent/versions/delta_arrival.hpp"
 #include "agent/versions/origin.hpp"
 #include "agent/versions/reclaimer.hpp"
 #include "agent/versions/version_store.hpp"
@@ -26,7 +27,8 @@ class SegmentHooks : public TrainerHooks {
  public:
   /// What is passed by reference outlives it.
   SegmentHooks(const CoreOptions& options, VersionStore& versions, OpenPlans& plans, Bell& bell,
-               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics, Origin& origin, Arrival& arrival)
+               std::shared_ptr<Reclaimer> reclaimer, Metrics& metrics, Origin& origin, Arrival& arrival,
+               DeltaArrival& delta_arrival)
       : options_(options),
         versions_(versions),
         plans_(plans),
@@ -34,7 +36,8 @@ class SegmentHooks : public TrainerHooks {
         reclaimer_(std::move(reclaimer)),
         metrics_(metrics),
         origin_(origin),
-        arrival_(arrival) {}
+        arrival_(arrival),
+        delta_arrival_(delta_arrival) {}
 
   Result<OpenSegment> open_segment(LayoutPtr layout, ByteSpan layout_encoded, ByteSpan sidecar_encoded,
                                    const ProcessId& asker) override;
@@ -48,6 +51,8 @@ class SegmentHooks : public TrainerHooks {
   void relay_gone(std::uint64_t connection) override;
   Status arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerArrival said,
                  UniqueFd memory) override;
+  Status delta_arrives(std::uint64_t connection, std::uint64_t generation, wire::TrainerDelta said) override;
+  Status frames_arrive(std::uint64_t connection, wire::TrainerFrames part) override;
   void trains() override;
   Result<std::optional<wire::TrainerReady>> ready(const VersionId& version) override;
 
@@ -67,6 +72,7 @@ class SegmentHooks : public TrainerHooks {
   Metrics& metrics_;
   Origin& origin_;
   Arrival& arrival_;
+  DeltaArrival& delta_arrival_;
   std::uint64_t epoch_published_ = 0;  // the trainer-setup thread's: of the last version when a writer came
   std::atomic<bool> stop_{false};
 };

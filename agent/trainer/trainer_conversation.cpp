@@ -207,6 +207,12 @@ awaitable<Result<bool>> TrainerConversation::serve(const TrainerPtr& trainer, co
       co_await take_arrival(trainer->generation, message.payload);
       co_return true;
     }
+    case wire::Type::trainer_delta:
+    case wire::Type::trainer_frames: {
+      relays_ = true;
+      take_delta(trainer->generation, message);
+      co_return true;
+    }
     case wire::Type::trainer_plan: {
       const Status verdict = co_await judge_plan(trainer, message.payload);
       if (verdict) {
@@ -244,6 +250,23 @@ awaitable<void> TrainerConversation::take_arrival(std::uint64_t generation, Byte
   };
   const auto taken = co_await state_.setup.run(take, Deadline::after(state_.options.wait_limit));
   if (taken || state_.stopped) co_return;
+  log::warn("arrival_refused error=\"{}\" effect=\"the version is served once it is whole\"",
+            taken.error().to_string());
+}
+
+/// There is no answer here either: who hears of no delta waits for the version. It does not stand behind what takes
+/// long, since a relay's pull waits until it has told its agent.
+void TrainerConversation::take_delta(std::uint64_t generation, const net::Message& message) {
+  const auto take = [&]() -> Status {
+    if (message.type() == wire::Type::trainer_delta) {
+      DS_ASSIGN(wire::TrainerDelta said, wire::TrainerDelta::decode(message.payload));
+      return state_.hooks.delta_arrives(connection_, generation, std::move(said));
+    }
+    DS_ASSIGN(wire::TrainerFrames part, wire::TrainerFrames::decode(message.payload));
+    return state_.hooks.frames_arrive(connection_, std::move(part));
+  };
+  const Status taken = take();
+  if (taken) return;
   log::warn("arrival_refused error=\"{}\" effect=\"the version is served once it is whole\"",
             taken.error().to_string());
 }

@@ -46,6 +46,7 @@ class TrainerConversation {
   /// All that a receiver on this host says.
   awaitable<Status> hand_out_segment(const net::Message& message);
   awaitable<void> take_arrival(std::uint64_t generation, ByteSpan payload);
+  void take_delta(std::uint64_t generation, const net::Message& message);
   awaitable<Status> judge_plan(const TrainerPtr& trainer, ByteSpan payload);
   awaitable<Result<wire::TrainerReady>> await_ready(ByteSpan payload);
   awaitable<Status> send_error(std::uint64_t request, const Error& error);

@@ -76,6 +76,15 @@ class TrainerHooks {
                          UniqueFd /*memory*/) {
     return Error(Errc::unsupported, "no version is taken while it arrives");
   }
+  /// It says which delta comes to it, or that none does any more; and a part of that delta. On the io_context: must
+  /// not block.
+  virtual Status delta_arrives(std::uint64_t /*connection*/, std::uint64_t /*generation*/,
+                               wire::TrainerDelta /*said*/) {
+    return Error(Errc::unsupported, "no delta is taken while it arrives");
+  }
+  virtual Status frames_arrive(std::uint64_t /*connection*/, wire::TrainerFrames /*part*/) {
+    return Error(Errc::unsupported, "no delta is taken while it arrives");
+  }
   /// A writer that is none has offloaded a version.
   virtual void trains() {}
   /// The answer to a writer that waits for `version`, or a later one of its epoch, to be served. Nothing: not yet. An

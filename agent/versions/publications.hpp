@@ -35,8 +35,8 @@ class Publications {
   }
 
   /// For a version that is remembered: what was published after it. For any other: what was published from the first
-  /// one on that is later than it. If `held` is later than all of them (of an agent that was lost), it counts as older
-  /// than all.
+  /// one on that is later than it. If `held` is later than all of them, nothing in its epoch, which a relay has brought
+  /// to it before it is published here; of another epoch (of an agent that was lost) it counts as older than all.
   Behind behind(const VersionId& held, Clock::time_point now) const {
     const auto first = first_missing(held);
     if (first == published_.end()) return {};
@@ -57,6 +57,9 @@ class Publications {
     }
     const auto first = std::partition_point(published_.begin(), published_.end(),
                                             [&](const One& one) { return !(held < one.latest); });
+    if (published_.empty()) return first;
+    const VersionId& newest = published_.back().id;
+    if (held.epoch == newest.epoch && held.number > newest.number) return published_.end();
     return first != published_.end() ? first : published_.begin();
   }
 

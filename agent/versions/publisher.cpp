@@ -31,13 +31,14 @@ bool is_base(const OverlappedDiffJob& job, const ServedVersion& served) {
 }  // namespace
 
 Publisher::Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage,
-                     const Origin& origin, Arrival& arrival, Bell& bell, Metrics& metrics)
+                     const Origin& origin, Arrival& arrival, DeltaArrival& delta_arrival, Bell& bell, Metrics& metrics)
     : options_(options),
       versions_(versions),
       leases_(leases),
       damage_(damage),
       origin_(origin),
       arrival_(arrival),
+      delta_arrival_(delta_arrival),
       bell_(bell),
       metrics_(metrics),
       pool_(std::max(1u, options.threads), "encode"),
@@ -65,6 +66,7 @@ void Publisher::work() {
     damage_.look_at_suspects();
     follow_fill(versions_.snapshot()->served);
     arrival_.look();
+    delta_arrival_.look();
     drop_old_generations();
     if (!worked && !stop_) wait_for_work();
   }

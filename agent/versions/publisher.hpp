@@ -17,6 +17,7 @@
 #include "agent/versions/arrival.hpp"
 #include "agent/versions/bell.hpp"
 #include "agent/versions/damage.hpp"
+#include "agent/versions/delta_arrival.hpp"
 #include "agent/versions/leases.hpp"
 #include "agent/versions/origin.hpp"
 #include "agent/versions/overlapped_diff.hpp"
@@ -29,7 +30,7 @@ class Publisher {
  public:
   /// What is passed by reference outlives it. Throws std::system_error if threads are not to be had.
   Publisher(const CoreOptions& options, VersionStore& versions, LeaseTable& leases, Damage& damage,
-            const Origin& origin, Arrival& arrival, Bell& bell, Metrics& metrics);
+            const Origin& origin, Arrival& arrival, DeltaArrival& delta_arrival, Bell& bell, Metrics& metrics);
   ~Publisher() { stop(); }
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
@@ -57,6 +58,7 @@ class Publisher {
   Damage& damage_;
   const Origin& origin_;
   Arrival& arrival_;
+  DeltaArrival& delta_arrival_;
   Bell& bell_;
   Metrics& metrics_;
   ThreadPool pool_;

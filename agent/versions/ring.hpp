@@ -26,6 +26,8 @@ struct FormerState {
   std::vector<DigestBefore> before;  ///< ascending: where it differs from the state that took its place
 };
 
+class ArrivingDelta;
+
 /// One delta ready to be served.
 struct RingEntry {
   delta::DeltaPtr delta;
@@ -40,6 +42,9 @@ struct RingEntry {
   /// Tiles were left out of it whose state at `to` is not known: it leads there only together with what follows it.
   bool partial = false;
   std::chrono::steady_clock::time_point made_at;
+  /// Of one that a relay still receives: `delta` has its sums and none of its frames. Never in the ring. Null: all is
+  /// there.
+  std::shared_ptr<ArrivingDelta> arriving;
   bool found_at_start = false;  ///< an agent before this one made and kept it: made_at is no more than that
   double encode_s = 0;
 

@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "agent/versions/arriving_delta.hpp"
 #include "base/racing_reads.hpp"
 #include "delta/frame.hpp"
 #include "delta/geometry.hpp"
@@ -12,6 +13,15 @@ namespace {
 
 bool still_there(const ServedVersion& served) {
   return shm::still_holds(*served.generation->segment, served.half.half, served.half.sequence);
+}
+
+RingStep make_step(const RingEntry& entry) {
+  const delta::Delta& d = *entry.delta;
+  const std::uint64_t frames = entry.arriving ? entry.arriving->frames() : d.frames.size();
+  RingStep step{entry.from, entry.to, d.from_root, d.to_root, frames, d.frame_bytes, d.changed, {}, false};
+  for (const FormerState& state : entry.from_former) step.from_former_roots.push_back(state.root);
+  step.partial = entry.partial;
+  return step;
 }
 
 Offer make_offer(const Snapshot& now, const ServedPtr& served) {
@@ -28,14 +38,14 @@ Offer make_offer(const Snapshot& now, const ServedPtr& served) {
     offer.withdrawn = !served->damaged.empty();
     for (const FormerState& state : served->former) offer.served_former_roots.push_back(state.root);
   }
-  for (const RingEntryPtr& entry : now.ring) {
-    const delta::Delta& d = *entry->delta;
-    RingStep step{entry->from, entry->to, d.from_root, d.to_root, d.frames.size(), d.frame_bytes, d.changed, {}, false};
-    for (const FormerState& state : entry->from_former) step.from_former_roots.push_back(state.root);
-    step.partial = entry->partial;
-    offer.ring.push_back(std::move(step));
-  }
+  for (const RingEntryPtr& entry : now.ring) offer.ring.push_back(make_step(*entry));
   return offer;
+}
+
+/// The bytes of one that is damaged are no base for a delta that the relay made from others.
+bool leads_from(const RingEntryPtr& delta, const ServedPtr& served) {
+  return delta && served && delta->delta->layout == served->generation->layout->digest() &&
+         delta->delta->from == served->version.id && delta->delta->from_root == served->root;
 }
 
 }  // namespace
@@ -75,7 +85,8 @@ std::optional<std::vector<std::uint64_t>> wrong_tiles(const ServedVersion& serve
   return wrong;
 }
 
-SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, const DeltaRing& ring) {
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, RingEntryPtr ahead,
+                          const DeltaRing& ring) {
   auto next = std::make_shared<Snapshot>();
   next->generation = std::move(generation);
   next->served = std::move(served);
@@ -85,6 +96,15 @@ SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr 
   next->ring_revision = ring.revision();
   next->offer = make_offer(*next, next->served);
   if (next->arriving) next->offer_arriving = make_offer(*next, next->arriving);
+  if (leads_from(ahead, next->served)) {
+    next->ahead = std::move(ahead);
+    next->offer_ahead = next->offer;
+    next->offer_ahead.ring.push_back(make_step(*next->ahead));
+    next->offer_ahead.served = next->ahead->to;
+    next->offer_ahead.served_root = next->ahead->delta->to_root;
+    next->offer_ahead.served_former_roots.clear();
+    next->offer_ahead.withdrawn = false;
+  }
   return next;
 }
 

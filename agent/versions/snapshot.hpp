@@ -65,14 +65,18 @@ struct Snapshot {
   GenerationPtr generation;  ///< whose layout receivers get; null: no trainer has come yet
   ServedPtr served;          ///< null: no version yet
   ServedPtr arriving;        ///< only while nothing is served: what a relay is bringing; or null
+  RingEntryPtr ahead;        ///< the delta from what is served that a relay is receiving; or null
   std::vector<RingEntryPtr> ring;
   std::uint64_t ring_bytes_max = 0;
   std::uint64_t ring_revision = 0;  ///< DeltaRing::revision()
   Offer offer;                      ///< the same for the planner
   Offer offer_arriving;             ///< and what it is for those who take a version that arrives
+  Offer offer_ahead;                ///< what it will be once the delta that arrives is the last of the ring
 };
 using SnapshotPtr = std::shared_ptr<const Snapshot>;
 
-SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, const DeltaRing& ring);
+/// `ahead`: null, or a delta that arrives: left out if it does not lead from what is served.
+SnapshotPtr make_snapshot(GenerationPtr generation, ServedPtr served, ServedPtr arriving, RingEntryPtr ahead,
+                          const DeltaRing& ring);
 
 }  // namespace deltasync::agent

@@ -17,7 +17,7 @@ VersionStore::VersionStore(const CoreOptions& options, AdoptedSegments adopted, 
       next_number_(adopted.next_number),
       generations_(std::move(adopted.generations)),
       ring_(options.ring_bytes_max, options.ring_entries_max) {
-  snapshot_ = make_snapshot(generations_.empty() ? nullptr : generations_.front(), nullptr, nullptr, ring_);
+  snapshot_ = make_snapshot(generations_.empty() ? nullptr : generations_.front(), nullptr, nullptr, nullptr, ring_);
   bell_.follow(generations_.empty() ? nullptr : generations_.back());
 }
 
@@ -126,6 +126,27 @@ void VersionStore::withdraw(const ServedPtr& arriving) {
   changes_.notify();
 }
 
+void VersionStore::expect(RingEntryPtr delta) {
+  {
+    const std::lock_guard lock(mutex_);
+    ahead_ = std::move(delta);
+    if (!snapshot_->served) return;
+    set_snapshot_locked(snapshot_->generation, snapshot_->served);
+  }
+  changes_.notify();
+}
+
+void VersionStore::expect_no_more(const RingEntryPtr& delta) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ahead_ != delta) return;
+    reclaimer_->retire(std::exchange(ahead_, nullptr));
+    if (snapshot_->ahead != delta) return;
+    set_snapshot_locked(snapshot_->generation, snapshot_->served);
+  }
+  changes_.notify();
+}
+
 std::vector<GenerationPtr> VersionStore::drop_old(const std::function<bool(std::uint64_t generation)>& idle) {
   std::vector<GenerationPtr> dropped;
   const std::lock_guard lock(mutex_);
@@ -190,7 +211,7 @@ Result<std::vector<std::uint64_t>> VersionStore::release_all(const std::string& 
 }
 
 void VersionStore::set_snapshot_locked(GenerationPtr generation, ServedPtr served, ServedPtr arriving) {
-  SnapshotPtr next = make_snapshot(std::move(generation), std::move(served), std::move(arriving), ring_);
+  SnapshotPtr next = make_snapshot(std::move(generation), std::move(served), std::move(arriving), ahead_, ring_);
   if (next->served && next->generation->segment->in_place()) {  // else its files' names may be another agent's
     keeper_.keep(next->generation->segment->path(), next->ring, next->ring_bytes_max);
   } else {

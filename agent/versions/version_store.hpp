@@ -84,6 +84,11 @@ class VersionStore {
   bool announce(ServedPtr arriving);
   /// They may not any more. Does nothing if something else is announced or served meanwhile.
   void withdraw(const ServedPtr& arriving);
+  /// A relay is receiving this delta: who holds what it leads from may plan for it, once that is what is served. It
+  /// takes the place of another one.
+  void expect(RingEntryPtr delta);
+  /// It is over. Does nothing if it is another one by now.
+  void expect_no_more(const RingEntryPtr& delta);
   /// Drops the generations before the served one that `idle` says nobody reads, and returns them: their files are the
   /// caller's to remove. Plans that hold one keep its mapping.
   std::vector<GenerationPtr> drop_old(const std::function<bool(std::uint64_t generation)>& idle);
@@ -114,6 +119,7 @@ class VersionStore {
   std::vector<GenerationPtr> generations_;  // protected by mutex_, as all below; ascending
   SnapshotPtr snapshot_;                    // never null
   DeltaRing ring_;
+  RingEntryPtr ahead_;  // that a relay is receiving; or null
   Publications publications_;
 };
 

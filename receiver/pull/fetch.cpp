@@ -296,9 +296,9 @@ Status FrameFetch::check_asked_for(const Item& item, const StagedFrame& frame) c
   return {};
 }
 
-Status FrameFetch::take(std::uint32_t step, StagedFrame frame, unsigned stream) {
+Status FrameFetch::take(std::uint32_t step, StagedFrame frame, wire::TileRange tiles, unsigned stream) {
   const trace::Span span("verify", {{"bytes", frame.bytes.size()}, {"tiles", frame.records.size()}});
-  return sink_(step, std::move(frame), stream);
+  return sink_(step, std::move(frame), tiles, stream);
 }
 
 Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
@@ -331,7 +331,7 @@ Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item&
     const std::uint64_t last = frame.records.back().tile;
     const std::uint64_t tiles = frame.records.size();
     const double before = thread_cpu_s();
-    auto taken = take(item.step, std::move(frame), stream);
+    auto taken = take(item.step, std::move(frame), {item.ranges.front().first, last + 1}, stream);
     tally.verify_s += thread_cpu_s() - before;
     if (!taken) {
       return is_the_targets(taken.error().code()) ? Outcome::untakeable(std::move(taken).error())
@@ -339,6 +339,9 @@ Outcome FrameFetch::receive(Connection& connection, std::uint64_t request, Item&
     }
     tally.tiles += tiles;
     drop_before(item.ranges, last + 1);
+  }
+  if (none_in_) {
+    for (const wire::TileRange& range : item.ranges) none_in_(range);
   }
   item.ranges.clear();
   return Outcome::ok();

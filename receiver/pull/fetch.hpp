@@ -9,6 +9,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "format/tile_set.hpp"
@@ -107,13 +108,17 @@ class FrameFetch final : public Fetch {
     packed_tiles,  ///< in byte planes
   };
   /// Takes a validated frame whose tiles were asked for. An error means: right in form, wrong for what we hold; but io
-  /// is the target's own.
-  using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, unsigned stream)>;
+  /// is the target's own. Of what was asked for it is all that comes in `tiles`, where the plan is about all tiles.
+  using Sink = std::function<Status(std::uint32_t step, StagedFrame frame, wire::TileRange tiles, unsigned stream)>;
+  /// In these tiles nothing comes. Any thread.
+  using NoneIn = std::function<void(wire::TileRange tiles)>;
 
   /// `tiles` are those that the plan is about. `bytes_max` bounds what all frames together may hold: more is
   /// `protocol`.
   FrameFetch(const Layout& layout, const TileSet& tiles, Kind kind, std::uint64_t plan, std::uint64_t bytes_max,
              Sink sink, unsigned streams);
+  /// Before the transfer.
+  void on_none(NoneIn none_in) { none_in_ = std::move(none_in); }
 
   Status ask(Connection& connection, std::uint64_t request, const Item& item, Deadline deadline) override;
   Outcome receive(Connection& connection, std::uint64_t request, Item& item, Deadline deadline,
@@ -125,7 +130,7 @@ class FrameFetch final : public Fetch {
  private:
   /// `protocol` names a tile that is outside of the item, or in a codec that was not asked for.
   Status check_asked_for(const Item& item, const StagedFrame& frame) const;
-  Status take(std::uint32_t step, StagedFrame frame, unsigned stream);
+  Status take(std::uint32_t step, StagedFrame frame, wire::TileRange tiles, unsigned stream);
 
   const Layout& layout_;
   const TileSet& tiles_;
@@ -133,6 +138,7 @@ class FrameFetch final : public Fetch {
   const std::uint64_t plan_;
   const std::uint64_t bytes_max_;
   const Sink sink_;
+  NoneIn none_in_;  ///< may be empty
   std::atomic<std::uint64_t> bytes_{0};
   std::vector<StreamTally> tallies_;
 };

@@ -46,7 +46,8 @@ struct Session {
   PartialUpdate& partial;
   std::uint64_t& scrubs;  ///< how many there were of this target
   OlderEpochs& older_epochs;
-  bool& invalidated;  ///< live memory was found to differ from its digests: only a full pull helps
+  bool& invalidated;           ///< live memory was found to differ from its digests: only a full pull helps
+  const VersionId& last_held;  ///< what was committed last, also once it is lost; epoch 0: nothing
 };
 
 class Pull {
@@ -95,6 +96,7 @@ class Pull {
   bool is_of_older_epoch(const wire::PlanReply& reply) const;
   bool is_before_ours(const wire::PlanReply& reply) const;
   bool reply_means_wait(const wire::PlanReply& reply) const;
+  bool is_before_what_was_lost(const wire::PlanReply& reply) const;
 
   // delta (pull_delta.cpp)
   Result<Progress> run_delta(const wire::PlanReply& reply);
@@ -173,6 +175,7 @@ class Pull {
   bool full_only_;
   bool ended_early_ = false;
   Deadline wait_by_;                 ///< for the agent to have what is wanted; never after the deadline
+  std::optional<Deadline> lost_by_;  ///< for the agent to have what was held and is lost
   bool waited_enough_ = false;       ///< that has passed
   bool waiting_ = false;             ///< for the agent to have what is wanted
   bool plain_only_ = false;          // no exponent classes in this pull: undoing them would take too much memory

@@ -33,6 +33,13 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
   }
   std::vector<StagedStep> steps;
   std::vector<std::uint64_t> digests = s_.target.committed()->digests;
+  // Whatever ends it early: those who were told of it must not go on with it.
+  struct ToldOfAtEnd {
+    CanHandOn* relay;
+    ~ToldOfAtEnd() {
+      if (relay != nullptr) relay->delta_comes_no_more();
+    }
+  } told{s_.can.hand_on};
   DS_ASSIGN(const Progress progress, collect_frames(reply, steps, digests));
   if (progress == Progress::replan) return progress;
   const auto base_is_wrong = [this](Error why) {
@@ -56,6 +63,13 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
     }
   }
   if (s_.tiles.root(digests) != reply.target_root) {
+    // An agent that has the delta from a relay, and not the version yet, offers it to nobody any more.
+    if (s_.tiles.tiles() != 0) doubt(s_.tiles.nth(0));
+    DS_ASSIGN(const bool replan, agent_was_wrong(reply));
+    if (replan) {
+      last_ = Error(Errc::corrupt, "the delta does not lead to the root of " + to_string(reply.target));
+      return Progress::replan;
+    }
     return base_is_wrong(Error(Errc::corrupt, "the delta does not lead to the root of " + to_string(reply.target)));
   }
   DS_TRY(scrub());
@@ -65,6 +79,7 @@ Result<Pull::Progress> Pull::run_delta(const wire::PlanReply& reply) {
   s_.changed_last = report.changed;
   out_.state = TargetState{reply.target, reply.target_root, std::move(digests)};
   out_.steps = std::move(steps);
+  told.relay = nullptr;
   return Progress::whole;
 }
 
@@ -76,12 +91,16 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   const unsigned streams = s_.streams.count();
   std::vector<std::vector<std::pair<std::uint32_t, StagedFrame>>> by_stream(streams);
   ResolvedBudget budget(delta_bytes_max());
-  const auto sink = [&](std::uint32_t step, StagedFrame frame, unsigned stream) -> Status {
+  // What others verify against the committed version goes on as it comes; not in exponent classes, which they may not
+  // have asked for.
+  CanHandOn* const relay = one_step && !compact_ && s_.tiles.is_whole() ? s_.can.hand_on : nullptr;
+  const auto sink = [&](std::uint32_t step, StagedFrame frame, wire::TileRange tiles, unsigned stream) -> Status {
     if (one_step) {
       if (auto verified = verify_frame(s_.target, frame, base, digests, budget); !verified) {
         for (const delta::TileRecord& record : frame.records) doubt(record.tile);
         return verified;
       }
+      if (relay != nullptr) relay->frame_came(tiles, frame.bytes);
     } else {
       DS_TRY(budget.take_for_classes(class_bytes(s_.layout, frame)));
     }
@@ -101,8 +120,13 @@ Result<Pull::Progress> Pull::collect_frames(const wire::PlanReply& reply, std::v
   }
   const auto kind = compact_ ? FrameFetch::Kind::compact_frames : FrameFetch::Kind::frames;
   FrameFetch fetch(s_.layout, s_.tiles, kind, reply.plan, bytes_max, sink, streams);
+  if (relay != nullptr) {
+    fetch.on_none([relay](wire::TileRange tiles) { relay->frame_came(tiles, {}); });
+    relay->delta_comes(reply.steps.front(), reply.target);
+  }
   FetchRoundResult round = s_.streams.run(fetch, std::move(items), s_.control.instance(), until_);
   if (round.end == FetchRoundEnd::bad_content) {
+    if (s_.tiles.tiles() != 0) doubt(s_.tiles.nth(0));  // a frame that names no tile is asked about, too
     DS_ASSIGN(const bool replan, agent_was_wrong(reply));
     if (replan) {
       count(round, fetch.tallies());

@@ -145,7 +145,7 @@ Result<Pull::Progress> Pull::advance_one_step(const wire::PlanReply& reply, std:
   std::vector<std::vector<StagedFrame>> by_stream(s_.streams.count());
   FrameFetch fetch(
       s_.layout, s_.tiles, FrameFetch::Kind::frames, reply.plan, frame_bytes_bound(named),
-      [&](std::uint32_t, StagedFrame frame, unsigned stream) -> Status {
+      [&](std::uint32_t, StagedFrame frame, wire::TileRange, unsigned stream) -> Status {
         by_stream[stream].push_back(std::move(frame));
         return {};
       },
@@ -290,7 +290,7 @@ Result<Pull::Progress> Pull::fetch_bands(const wire::PlanReply& reply, const Ran
 Result<Pull::Progress> Pull::fetch_raw(const wire::PlanReply& reply, const Ranges& ranges, std::uint64_t items,
                                        FrameFetch::Kind kind) {
   PartialUpdate& partial = s_.partial;
-  const auto sink = [&](std::uint32_t, const StagedFrame& frame, unsigned) -> Status {
+  const auto sink = [&](std::uint32_t, const StagedFrame& frame, wire::TileRange, unsigned) -> Status {
     for (const delta::TileRecord& record : frame.records) {
       if (!delta::traits(record.codec).whole_tile || record.digest_after != partial.digests[record.tile]) continue;
       const delta::TileShape shape = delta::tile_shape(s_.layout, record.tile);

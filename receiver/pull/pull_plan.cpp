@@ -18,6 +18,8 @@ constexpr double kWaitPart = 0.75;
 /// What an answer may take beside the wait. With less time left none is asked for any more: it would come too late, and
 /// cost the connection.
 constexpr auto kQuestionTime = std::chrono::milliseconds(20);
+/// For a version that was held, and lost, to be served: longer than a relay takes to commit it.
+constexpr auto kLostPatience = std::chrono::seconds(10);
 /// An agent that answered after so long has waited, whatever it says.
 constexpr std::uint64_t kLongWaitMs = 500;
 
@@ -191,6 +193,13 @@ bool Pull::is_before_ours(const wire::PlanReply& reply) const {
   return reply.target.id.epoch == ours.epoch && reply.target.id.number < ours.number;
 }
 
+/// What was held came before the agent served it, or from another agent, and then live memory lost it: it will be here.
+bool Pull::is_before_what_was_lost(const wire::PlanReply& reply) const {
+  const bool lost = s_.target.committed() == nullptr || full_only_;
+  return lost && !version_is_named() && !s_.partial.any() && reply.target.id.epoch == s_.last_held.epoch &&
+         reply.target.id.number < s_.last_held.number;
+}
+
 bool Pull::is_of_older_epoch(const wire::PlanReply& reply) const {
   const TargetState* committed = s_.target.committed();
   return committed != nullptr && !version_is_named() && reply.target.id.epoch < committed->version.id.epoch;
@@ -295,6 +304,17 @@ Result<wire::PlanReply> Pull::plan() {
         answer.value = wire::PlanReply();
         answer.value->target = ours.version;
         answer.value->target_root = ours.root;
+      }
+      if (is_before_what_was_lost(*answer.value)) {
+        if (!lost_by_) lost_by_ = Deadline::after(kLostPatience);
+        if (!lost_by_->passed()) {
+          s_.control.release(answer.value->plan, until_.deadline());
+          last_ = Error(Errc::timed_out, "the agent serves " + to_string(answer.value->target) + ", and " +
+                                             to_string(s_.last_held) + " was held");
+          DS_TRY(keep_waiting());
+          until_.earlier(wait_by_).pause(backoff.next());
+          continue;
+        }
       }
       const bool is_news = answer.value->mode != wire::PlanMode::up_to_date;
       if (is_news) s_.control.note_news();

@@ -252,6 +252,15 @@ class CanHandOn {
   /// Before tiles become another version's.
   virtual void comes_no_more() noexcept = 0;
 
+  // So may the delta from the committed version.
+  /// This step to `to` comes. Again for each further plan.
+  virtual void delta_comes(const wire::DeltaStep& step, const Version& to) = 0;
+  /// All that changes in these tiles, verified: one frame, or nothing if that is empty. No two calls have a tile in
+  /// common. Any thread, while no other call is under way but of its own kind.
+  virtual void frame_came(const wire::TileRange& tiles, ByteSpan frame) = 0;
+  /// Not all of it did, and no more will.
+  virtual void delta_comes_no_more() noexcept = 0;
+
  protected:
   ~CanHandOn() = default;
 };

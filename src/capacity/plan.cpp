@@ -1,6 +1,7 @@
 #include "capacity/plan.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -32,6 +33,9 @@ struct Host {
   ResourceId processor = 0;
   ResourceId memory = 0;
   WorkId served = kNobody;  ///< when it ends, this host serves the version
+  // A relay that hands on what comes to it, to those that take all of the model: from when on, and until when.
+  WorkId streams_from = kNobody;
+  WorkId streams_until = kNobody;
 };
 
 class Fleet {
@@ -133,6 +137,12 @@ class Fleet {
     Host host = make_host(group);
     const double bytes = topology_.model.bytes();
     const WorkId pull = add_pull(group, host, number, 1);
+    const std::vector<Host>& above = hosts_of_.at(group.from);
+    if (group.from != 0 || topology_.groups[0].count == 1) {  // parts of several trainers are put together first
+      const Host& source = above[number % above.size()];
+      host.streams_from = source.streams_from != kNobody ? source.streams_from : source.served;
+      host.streams_until = pull;
+    }
     // A whole version waits in memory and is copied like an offload.
     const WorkId commit = compute(host, bytes, full_ ? rates_.offload_s : rates_.relay_commit_s, kCopyMoves,
                                   stage("commit by " + group.name), std::span(&pull, 1));
@@ -159,9 +169,10 @@ class Fleet {
     work.amount = wire_bytes_ * share;
     work.delay_s = rates_.pull_s + kRoundTrips * 2 * (group.delay_ms + source.delay_ms) / 1000;
     const double part = 1.0 / static_cast<double>(from.size());
+    const bool streams = share == 1 && from.size() == 1 && from.front().streams_from != kNobody;
     std::vector<WorkId> after;
     for (const Host& each : from) {
-      after.push_back(each.served);
+      after.push_back(streams ? each.streams_from : each.served);
       work.uses.push_back({each.up, part * framing_});
       work.uses.push_back({each.processor, part * rates_.send_s});
       work.uses.push_back({each.memory, part});
@@ -170,7 +181,13 @@ class Fleet {
     work.uses.push_back({host.down, framing_});
     work.uses.push_back({host.processor, receive_s()});
     work.uses.push_back({host.memory, kReceiveMoves});
-    return fluid_.add(std::move(work), after);
+    const std::uint32_t stage = work.stage;
+    const WorkId pull = fluid_.add(std::move(work), after);
+    if (!streams) return pull;
+    // Not before the source has it all.
+    Work last;
+    last.stage = stage;
+    return fluid_.add(std::move(last), std::array{pull, from.front().streams_until});
   }
 
   /// Of a core, for each byte on the wire. What is verified of a delta is what changed.

@@ -1,7 +1,7 @@
 // When the engines of a fleet serve a version, counted from the moment in which the trainers begin to offload it.
 //
 //   trainers: offload ─▶ diff ─▶ served      each host its part; a version is one when all have it
-//   relay:    pull ─▶ commit ─▶ diff ─▶ served    the whole model, nothing before its end
+//   relay:    pull ─▶ commit ─▶ diff ─▶ served    the whole model; of one host it goes on while it comes
 //   engine:   pull ─▶ commit ─▶ serves
 //
 // A pull takes its shares from all hosts of the trainers at once, or all from one relay. Those that pull from one place

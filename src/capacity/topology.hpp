@@ -17,7 +17,7 @@
 //   memory_gbps = 200          # of each, gigabytes a second
 //   delay_ms = 0               # of each frame, one way
 //   slower = 0                 # a host's processor is slower by up to this part, as the seed says
-//   [[relays]]                 # each takes the whole model and serves it on when it is committed; as above, and
+//   [[relays]]                 # each takes the whole model and serves it on; as above, and
 //   name = "site"              # of a second group
 //   from = "trainers"          # or the name of relays before it; without: the last relays before it
 //   through = "wan"            # a shared link on the way from there

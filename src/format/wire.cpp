@@ -6,6 +6,7 @@
 
 #include "base/hash.hpp"
 #include "format/wire_codec.hpp"
+#include "format/wire_report.hpp"
 
 namespace deltasync::wire {
 
@@ -62,6 +63,8 @@ std::string_view to_string(Type type) noexcept {
     case Type::bucket_chunk: return "bucket_chunk";
     case Type::bucket_finish: return "bucket_finish";
     case Type::trainer_arrival: return "trainer_arrival";
+    case Type::trainer_delta: return "trainer_delta";
+    case Type::trainer_frames: return "trainer_frames";
   }
   return {};
 }
@@ -109,6 +112,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::open_ucx:
     case Type::ucx_opened:
     case Type::trainer_parents:
+    case Type::trainer_delta:
     case Type::map_segment:
     case Type::segment:
     case Type::trainer_welcome:
@@ -125,6 +129,7 @@ std::uint64_t payload_bytes_max(std::uint16_t type) noexcept {
     case Type::digests: return kDigestsBytesMax;
     case Type::extent: return kExtentBytesMax;
     case Type::frame: return kFrameBytesMax;
+    case Type::trainer_frames: return TrainerFrames::kHeadBytes + kFrameBytesMax;
     case Type::get_frames:
     case Type::get_raw_tiles:
     case Type::subscribe:

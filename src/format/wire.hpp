@@ -87,6 +87,8 @@ enum class Type : std::uint16_t {
   bucket_chunk = 52,
   bucket_finish = 53,
   trainer_arrival = 54,  ///< (5) the writer is a relay: what comes to it, with a descriptor of where; no reply
+  trainer_delta = 55,    ///< (5) likewise: the delta that comes to it; no reply
+  trainer_frames = 56,   ///< (5) a part of that delta; no reply
   // 60 to 63 are reserved: an earlier commit over ranks had them
 };
 

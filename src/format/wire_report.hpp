@@ -93,6 +93,33 @@ struct TrainerArrival {
   static Result<TrainerArrival> decode(ByteSpan payload);
 };
 
+/// Said by a relay to the agent that it writes to: the delta to this version comes, and its parts follow as
+/// trainer_frames; or none does any more. No reply.
+struct TrainerDelta {
+  static constexpr Type kType = Type::trainer_delta;
+  Digest128 layout;
+  Version from;
+  Version to;  ///< epoch 0: none comes, and the rest is empty
+  Digest128 from_root;
+  Digest128 to_root;
+  // Of the whole delta, as the relay's own plan says.
+  std::uint64_t frames = 0;
+  std::uint64_t frame_bytes = 0;
+  std::uint64_t changed = 0;
+  std::vector<std::byte> encode() const;
+  static Result<TrainerDelta> decode(ByteSpan payload);
+};
+
+/// A part of that delta, which the relay has verified: all that changes in these tiles. No reply.
+struct TrainerFrames {
+  static constexpr Type kType = Type::trainer_frames;
+  static constexpr std::uint64_t kHeadBytes = 3 * sizeof(std::uint64_t);
+  TileRange tiles;
+  std::vector<std::byte> frame;  ///< one (delta_format.md); empty: nothing changes
+  std::vector<std::byte> encode() const;
+  static Result<TrainerFrames> decode(ByteSpan payload);
+};
+
 inline constexpr std::uint64_t kElsewhereMax = 64;  ///< a count
 /// Agents that serve the same versions: in place of a plan_reply. The receiver asks the first that it can reach.
 struct Elsewhere {

@@ -164,4 +164,52 @@ Result<TrainerArrival> TrainerArrival::decode(ByteSpan payload) {
   return in.finish(std::move(m));
 }
 
+std::vector<std::byte> TrainerDelta::encode() const {
+  std::vector<std::byte> bytes;
+  ByteWriter out(bytes);
+  put_digest(out, layout);
+  put_version(out, from);
+  put_version(out, to);
+  put_digest(out, from_root);
+  put_digest(out, to_root);
+  out.put(frames);
+  out.put(frame_bytes);
+  out.put(changed);
+  return bytes;
+}
+Result<TrainerDelta> TrainerDelta::decode(ByteSpan payload) {
+  Decoder in(payload, "trainer_delta");
+  TrainerDelta m;
+  m.layout = in.digest();
+  m.from = in.version();
+  m.to = in.version();
+  m.from_root = in.digest();
+  m.to_root = in.digest();
+  m.frames = in.get<std::uint64_t>();
+  m.frame_bytes = in.get<std::uint64_t>();
+  m.changed = in.get<std::uint64_t>();
+  return in.finish(std::move(m));
+}
+
+std::vector<std::byte> TrainerFrames::encode() const {
+  std::vector<std::byte> bytes;
+  bytes.reserve(kHeadBytes + frame.size());
+  ByteWriter out(bytes);
+  out.put(tiles.first);
+  out.put(tiles.end);
+  put_blob(out, frame);
+  return bytes;
+}
+Result<TrainerFrames> TrainerFrames::decode(ByteSpan payload) {
+  Decoder in(payload, "trainer_frames");
+  TrainerFrames m;
+  m.tiles.first = in.get<std::uint64_t>();
+  m.tiles.end = in.get<std::uint64_t>();
+  if (m.tiles.first >= m.tiles.end) {
+    in.reject("tiles", std::to_string(m.tiles.first) + " to " + std::to_string(m.tiles.end));
+  }
+  m.frame = in.blob();
+  return in.finish(std::move(m));
+}
+
 }  // namespace deltasync::wire

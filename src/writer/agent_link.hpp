@@ -57,6 +57,12 @@ class AgentLink {
   void tell_arrival(const wire::TrainerArrival& arrival, UniqueFd memory, Deadline deadline);
   /// It does not come any more.
   void end_arrival(Deadline deadline);
+  /// Of a relay: a delta that comes to it, or a part of that. connection: this agent does not hear it.
+  template <class Message>
+  Status tell(const Message& message, Deadline deadline) {
+    if (!connected()) return Error(Errc::connection, "the agent is away");
+    return socket_.send(++request_, message, deadline);
+  }
   /// It is told to nobody else.
   void forget_arrival() noexcept { arrival_memory_.reset(); }
   /// A plan that an agent has accepted, told to another one: answered at once, whatever the other writers do.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bytes.hpp"
+#include "base/deadline.hpp"
 #include "deltasync/result.hpp"
 #include "deltasync/writer.hpp"
 #include "format/wire_report.hpp"
@@ -54,6 +55,10 @@ void withdraw_delta(const Writer& writer) noexcept;
 void tell_arrival(Writer& writer, const wire::TrainerArrival& arrival, int memory);
 /// None comes any more. Not told where the agent hears so by the version itself.
 void end_arrival(Writer& writer, bool tell) noexcept;
+/// The delta that comes to the relay, and its parts in any order; no version: none comes any more. An error: the agent
+/// does not hear it, and what follows of this delta is of no use to it.
+Status tell_delta(Writer& writer, const wire::TrainerDelta& delta);
+Status tell_frames(Writer& writer, const wire::TrainerFrames& frames, Deadline deadline);
 /// While no fill is open: connects if the agent was started again, which takes a moment at most.
 void look_for_agent(Writer& writer);
 

@@ -66,6 +66,8 @@ class WriterSession final : public Writer {
   void tell_parents(wire::TrainerParents parents);
   void tell_arrival(const wire::TrainerArrival& arrival, int memory);
   void end_arrival(bool tell) noexcept;
+  Status tell_delta(const wire::TrainerDelta& delta);
+  Status tell_frames(const wire::TrainerFrames& frames, Deadline deadline);
   /// An agent that was started again hears what the one before knew.
   void look_for_agent();
   std::optional<HeldVersion> held() const;

@@ -371,6 +371,27 @@ void end_arrival(Writer& writer, bool tell) noexcept {
   if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->end_arrival(tell);
 }
 
+Status WriterSession::tell_delta(const wire::TrainerDelta& delta) {
+  if (!fork_guard_.same_process()) return Error(Errc::connection, "a forked child");
+  return link_.tell(delta, Deadline::after(kNotifyLimit));
+}
+
+Status WriterSession::tell_frames(const wire::TrainerFrames& frames, Deadline deadline) {
+  if (!fork_guard_.same_process()) return Error(Errc::connection, "a forked child");
+  return link_.tell(frames, deadline);
+}
+
+Status tell_delta(Writer& writer, const wire::TrainerDelta& delta) {
+  auto* const session = dynamic_cast<WriterSession*>(&writer);
+  return session != nullptr ? session->tell_delta(delta) : Error(Errc::unsupported, "this writer has no agent");
+}
+
+Status tell_frames(Writer& writer, const wire::TrainerFrames& frames, Deadline deadline) {
+  auto* const session = dynamic_cast<WriterSession*>(&writer);
+  return session != nullptr ? session->tell_frames(frames, deadline)
+                            : Error(Errc::unsupported, "this writer has no agent");
+}
+
 void look_for_agent(Writer& writer) {
   if (auto* const session = dynamic_cast<WriterSession*>(&writer)) session->look_for_agent();
 }

@@ -66,13 +66,28 @@ TEST(Plan, TrainersShareTheModel) {
   EXPECT_EQ(enough.bottleneck().limit, "down links of level1");
 }
 
-TEST(Plan, EachRelayServesWhatItHasWhole) {
-  EXPECT_NEAR(predict(topology({1, 1, 1, 1}), no_work()).all_s(), 3 * kWholeS, 1e-6);
-  EXPECT_NEAR(predict(topology({1, 2, 4, 8}), no_work()).all_s(), (2 + 2 + 2) * kWholeS, 1e-6);
+TEST(Plan, RelaysHandOnWhatComes) {
+  EXPECT_NEAR(predict(topology({1, 1, 1, 1}), no_work()).all_s(), kWholeS, 1e-6);
+  EXPECT_NEAR(predict(topology({1, 2, 4, 8}), no_work()).all_s(), 2 * kWholeS, 1e-6);
+  EXPECT_NEAR(predict(topology({1, 2, 12}), no_work()).all_s(), 6 * kWholeS, 1e-6);
+  // However fast it is: nobody has all of it before its relay has.
+  Topology fast = topology({1, 1, 1});
+  fast.groups[2].link = 10 * kGigabit;
+  EXPECT_NEAR(predict(fast, no_work()).all_s(), kWholeS, 1e-6);
+  // An engine of several hosts takes slices: once the relay has all of it.
+  Topology slices = topology({1, 1, 1});
+  slices.groups[2].hosts = 2;
+  EXPECT_NEAR(predict(slices, no_work()).all_s(), 2 * kWholeS, 1e-6);
+}
+
+/// Parts of several trainers are put together first, by the relay next to them.
+TEST(Plan, PartsAreServedOnceTheyAreWhole) {
+  EXPECT_NEAR(predict(topology({4, 1, 1}), no_work()).all_s(), 2 * kWholeS, 1e-6);
+  EXPECT_NEAR(predict(topology({4, 1, 1, 1}), no_work()).all_s(), 2 * kWholeS, 1e-6);
   // Three engines on two relays: the one that is alone has all of its relay's link.
-  const Prediction uneven = predict(topology({1, 2, 3}), no_work());
-  EXPECT_NEAR(uneven.ready_s[0], (2 + 1) * kWholeS, 1e-6);
-  EXPECT_NEAR(uneven.ready_s[2], (2 + 2) * kWholeS, 1e-6);
+  const Prediction uneven = predict(topology({4, 2, 3}), no_work());
+  EXPECT_NEAR(uneven.ready_s[0], (1 + 1) * kWholeS, 1e-6);
+  EXPECT_NEAR(uneven.ready_s[2], (1 + 2) * kWholeS, 1e-6);
 }
 
 TEST(Plan, ADeltaIsWhatChanged) {
@@ -91,10 +106,10 @@ TEST(Plan, ADeltaIsWhatChanged) {
 }
 
 TEST(Plan, WorkTakesTheCoresOfItsHost) {
-  Topology fleet = topology({1, 1, 1});
+  Topology fleet = topology({2, 1, 1});
   fleet.model.changed = 0.01;
   for (Group& each : fleet.groups) each.link = 0;
-  fleet.groups[0].cores = 4;
+  fleet.groups[0].cores = 2;
   Rates rates;
   rates.bits_per_change = 8;
   rates.offload_s = 1e-9;       // 2 core-seconds
@@ -190,20 +205,20 @@ TEST(Plan, TrainersThatAreAlikeAreOne) {
 }
 
 TEST(Plan, AnotherLevelOfRelays) {
-  // Links alone: k relays cost k and then 64/k models, best with 8.
+  // Links alone: k relays cost k and at the same time 64/k models, best with 8.
   const Topology links = topology({1, 64});
   const auto level = add_relay_level(links, no_work(), 1, predict(links, no_work()));
   ASSERT_TRUE(level);
   EXPECT_EQ(level->count, 8U);
   EXPECT_EQ(level->before, "level1");
-  EXPECT_NEAR(level->then.all_s(), 16 * kWholeS, 1e-6);
+  EXPECT_NEAR(level->then.all_s(), 8 * kWholeS, 1e-6);
   // Only relays pass the line between the sites.
   Topology sites = topology({1, 64});
   sites.links["wan"] = kGigabit / 100;
   sites.groups[1].through = "wan";
   const auto remote = add_relay_level(sites, no_work(), 1, predict(sites, no_work()));
   EXPECT_EQ(remote->count, 1U);
-  EXPECT_NEAR(remote->then.all_s(), (100 + 64) * kWholeS, 1e-4);
+  EXPECT_NEAR(remote->then.all_s(), 100 * kWholeS, 1e-4);
   EXPECT_FALSE(add_relay_level(topology({1, 1}), no_work(), 1, predict(topology({1, 1}), no_work())));
 }
 

@@ -96,6 +96,9 @@ std::vector<Case> all_cases() {
   cases.push_back(make_case<Parents>("parents", {{{{1, "relay1:7070"}, {0xFEDCBA9876543210, ""}}, 5}, {{}, 0}}));
   cases.push_back(
       make_case<TrainerArrival>("trainer_arrival", {{digest_of(1), {{5, 6}, "step"}, digest_of(2), {7, 8, 9}}, {}}));
+  cases.push_back(make_case<TrainerDelta>(
+      "trainer_delta", {{digest_of(1), {{5, 6}, "step"}, {{5, 7}, ""}, digest_of(2), digest_of(3), 4, 500, 60}, {}}));
+  cases.push_back(make_case<TrainerFrames>("trainer_frames", {{{7, 9}, blob_of(5, 1)}, {{0, 1}, {}}}));
   cases.push_back(make_case<TrainerParents>("parents", {{{{{1, "relay1:7070"}}, 7}}}));
   cases.push_back(make_case<GetLocal>("get_local", {{77}}));
   cases.push_back(make_case<Local>("local", {{"/run/user/1000/deltasync/agent.sock", 3, 1, 99}, {"", 0, 0, 0}}));

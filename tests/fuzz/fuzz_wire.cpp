@@ -60,6 +60,8 @@ void decode(wire::Type type, ByteSpan payload) {
     case wire::Type::trainer_wait: return round_trip<wire::TrainerWait>(payload);
     case wire::Type::trainer_ready: return round_trip<wire::TrainerReady>(payload);
     case wire::Type::trainer_arrival: return round_trip<wire::TrainerArrival>(payload);
+    case wire::Type::trainer_delta: return round_trip<wire::TrainerDelta>(payload);
+    case wire::Type::trainer_frames: return round_trip<wire::TrainerFrames>(payload);
     case wire::Type::bucket_hello: return round_trip<wire::BucketHello>(payload);
     case wire::Type::bucket_begin: return round_trip<wire::BucketBegin>(payload);
     case wire::Type::bucket_chunk: return round_trip<wire::BucketChunk>(payload);

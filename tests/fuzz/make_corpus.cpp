@@ -142,6 +142,8 @@ void messages(const Corpus& corpus) {
   message(corpus, "trainer-plan", trainer_plan);
   message(corpus, "trainer-notify", wire::TrainerNotify{2, 1});
   message(corpus, "trainer-arrival", wire::TrainerArrival{{}, {{3, 4}, "step_4"}, {}, {5, 6, 7}});
+  message(corpus, "trainer-delta", wire::TrainerDelta{{}, {{3, 4}, "step_4"}, {{3, 5}, "step_5"}, {}, {}, 6, 7, 8});
+  message(corpus, "trainer-frames", wire::TrainerFrames{{5, 7}, std::vector<std::byte>(9)});
   message(corpus, "trainer-wait", wire::TrainerWait{});
   message(corpus, "trainer-ready", wire::TrainerReady{});
   // As they come from a connection, behind a type that is none.

@@ -3,6 +3,10 @@
 
     tests/lab/plan_lab.py [--bin DIR] [--bench FILE] [--only NAME ...] [--deltas N] [--json FILE]
 
+    tests/lab/plan_lab.py --hops RATE [--bin DIR] [--deltas N]
+
+The second one measures what relays in a row cost: a delta behind none, one and three, links of RATE (100mbit).
+
 Each topology gives a full update (of engines that have nothing yet) and N deltas, of which the median counts. All hosts
 of a lab share this machine's processor, and so they do in the prediction. FILE has what the benchmarks printed; without
 --bench they are run before. As root, on a machine that does nothing else."""
@@ -197,6 +201,16 @@ def compare(fleet: Fleet, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def hops(rate: str, binaries: Path, deltas: int) -> None:
+    direct = 0.0
+    print("| relays | delta committed | of direct |\n|---|---:|---:|", flush=True)
+    for relays in ((), (1,), (1, 1, 1)):
+        versions = measure(Fleet("hops", 1, 1, rate, 128, relays=relays), binaries, deltas)
+        took = statistics.median(float(version["all_s"]) for version in versions[1:])
+        direct = direct or took
+        print(f"| {len(relays)} | {took:.3f} s | {took / direct:.2f} |", flush=True)
+
+
 def run_benchmarks(binaries: Path, file: Path) -> None:
     threads = str(os.cpu_count() or 1)
     for case, gib in BENCHMARKS.items():
@@ -213,10 +227,14 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="names of fleets")
     parser.add_argument("--deltas", type=int, default=5)
     parser.add_argument("--json", type=Path, help="gets all that was measured")
+    parser.add_argument("--hops", metavar="RATE", help="what relays in a row cost, over links of this rate")
     args = parser.parse_args()
     if reason := missing():
         print(f"plan_lab: {reason}", file=sys.stderr)
         return 2
+    if args.hops:
+        hops(args.hops, args.bin, args.deltas)
+        return 0
     args.bench = args.bench or Path(tempfile.mkdtemp(prefix="plan-")) / "bench.json"
     if not args.bench.exists():
         run_benchmarks(args.bin, args.bench)

@@ -46,6 +46,8 @@ class RationedLink {
   std::string endpoint() const { return "127.0.0.1:" + std::to_string(port_); }
   /// Over all connections, on top of what is left.
   void grant(std::size_t bytes) { left_ += bytes; }
+  /// What is left of that.
+  void withdraw() { left_ = 0; }
 
  private:
   struct Pair {
@@ -74,7 +76,8 @@ class RationedLink {
         const bool open = move(pair.near.get(), pair.far.get(), pair.to_far, kTurn, taken);
         taken = 0;
         const bool back = move(pair.far.get(), pair.near.get(), pair.to_near, share, taken);
-        left_ -= taken;
+        std::size_t left = left_;
+        while (!left_.compare_exchange_weak(left, left - std::min(left, taken))) continue;
         return !open || !back;
       });
     }

@@ -16,7 +16,7 @@ MORE = {
     "docs/reference/cli.md": 1_240,
     "docs/reference/delta_format.md": 2_050,
     "docs/reference/shm_protocol.md": 1_890,
-    "docs/reference/trainer_protocol.md": 1_590,
+    "docs/reference/trainer_protocol.md": 1_690,
     "docs/reference/wire_protocol.md": 2_895,
 }
 

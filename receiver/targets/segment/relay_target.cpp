@@ -28,7 +28,8 @@ RelayTarget::RelayTarget(LayoutPtr layout, std::unique_ptr<Writer> writer, Optio
     : layout_(std::move(layout)),
       writer_(std::move(writer)),
       options_(std::move(options)),
-      staging_(*layout_, *writer_) {}
+      staging_(*layout_, *writer_),
+      arriving_(*writer_) {}
 
 // ---- what the segment holds ----------------------------------------------------------------------------------------
 
@@ -172,6 +173,12 @@ Status RelayTarget::commit_full(TargetState state, Deadline deadline) {
 }
 
 // ---- delta ---------------------------------------------------------------------------------------------------------
+
+void RelayTarget::delta_comes(const wire::DeltaStep& step, const Version& to) {
+  if (!committed_ || own_) return arriving_.give_up();  // of own_ the segment has other bytes
+  arriving_.begin({layout_->digest(), committed_->version, to, committed_->root, step.to_root, step.frames,
+                   step.frame_bytes, step.changed});
+}
 
 Status RelayTarget::commit_delta(std::vector<StagedStep> steps, TargetState state, Deadline deadline) {
   if (staging_) return Error(Errc::invalid_argument, "a full update is open");

@@ -5,6 +5,7 @@
 //   the segment  the committed version. This process is the segment's only writer, so the half stays as it is until
 //                the target itself commits the next one.
 //   staging_     a full update until its commit; the first one is handed on while it comes
+//   arriving_    the delta to the next one, handed on while it comes
 //   last_        the delta to the committed version, from the one that the other half has still: where both are known,
 //                a commit changes that half in place, instead of copying the model
 //   own_         the committed version where the segment has the same one with other bytes: somebody wrote to it. It
@@ -23,6 +24,7 @@
 #include "deltasync/writer.hpp"
 #include "format/segment.hpp"
 #include "format/tiling.hpp"
+#include "receiver/targets/segment/arriving_delta.hpp"
 #include "receiver/targets/segment/arriving_update.hpp"
 #include "receiver/targets/segment/relay.hpp"
 #include "receiver/targets/segment/tile_patches.hpp"
@@ -70,6 +72,9 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   }
   void came(std::span<const std::uint64_t> tiles) override { staging_.came(tiles); }
   void comes_no_more() noexcept override { staging_.give_up(); }
+  void delta_comes(const wire::DeltaStep& step, const Version& to) override;
+  void frame_came(const wire::TileRange& tiles, ByteSpan frame) override { arriving_.came(tiles, frame); }
+  void delta_comes_no_more() noexcept override { arriving_.give_up(); }
   std::string advertised() const override { return options_.advertise; }
   std::uint64_t agent_instance() const override { return deltasync::agent_instance(*writer_); }
   void tell_parents(wire::Parents parents) override { deltasync::tell_parents(*writer_, std::move(parents)); }
@@ -99,6 +104,7 @@ class RelayTarget final : public Target, public CanLendRows, public CanHandOn {
   ByteSpan live_;              ///< of the committed version; empty if there is none
   std::shared_ptr<void> own_;  ///< the memory
   ArrivingUpdate staging_;
+  ArrivingDelta arriving_;
   Sealed sealed_[shm::kHalves];
   std::vector<StagedStep> last_;  ///< to the committed version; empty: unknown
   bool known_served_ = false;

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tests/receiver/fake_agent.hpp"
-#include "tests/receiver/targets/segment/relay_node.hpp"
+#include "tests/receiver/targets/segment/relay_hop.hpp"
 #include "tests/support/rationed_link.hpp"
 
 namespace deltasync::agent {
@@ -18,87 +18,6 @@ namespace {
 constexpr std::size_t kSomeBytes = 6u << 20;
 constexpr std::size_t kAllBytes = std::size_t{1} << 40;
 constexpr std::uint64_t kTold = 1u << 20;  ///< more than what an agent says beside tiles
-
-/// An agent, and a relay that writes to it. It goes on by itself until it is ended.
-class Hop {
- public:
-  explicit Hop(const std::string& from) {
-    start_agent();
-    start_relay(from);
-  }
-  ~Hop() {
-    end_relay();
-    agent_.reset();
-  }
-  /// Again: what it finds is the segment, and the relay that writes to it.
-  void start_agent() {
-    agent_.reset();
-    AgentOptions options;
-    options.core.name = "hop";
-    options.core.shm_dir = dir_.path();
-    options.core.ring_bytes_max = 64u << 20;
-    options.pull.listen.port = port_.number();
-    options.trainer.socket_path = (dir_.path() / "agent.sock").string();
-    auto agent = Agent::start(options);
-    ASSERT_TRUE(agent) << agent.error().to_string();
-    agent_ = std::move(*agent);
-  }
-  /// As after a node's reboot that its relay survived.
-  void start_agent_without_segment() {
-    const shm::SegmentPath segment = now()->generation->segment->path();
-    agent_.reset();
-    ASSERT_EQ(::unlink((segment.dir / segment.name).c_str()), 0);
-    start_agent();
-  }
-  void start_relay(const std::string& from) {
-    ReceiverOptions options;
-    options.endpoint = from;
-    options.streams = 2;
-    options.threads = 2;
-    options.local = false;
-    auto relay = Receiver::connect(options, test_deadline());
-    ASSERT_TRUE(relay) << relay.error().to_string();
-    RelayTargetOptions target_options;
-    target_options.agent_socket = (dir_.path() / "agent.sock").string();
-    auto target = make_relay_target((*relay)->layout(), (*relay)->sidecar(), target_options, test_deadline());
-    ASSERT_TRUE(target) << target.error().to_string();
-    ASSERT_TRUE((*relay)->bind(std::move(*target), test_deadline()));
-    relay_ = std::move(*relay);
-    stop_ = std::stop_source();
-    thread_ = std::thread([this] {
-      while (!stop_.stop_requested()) {
-        const auto soon = [this] { return CallOptions::within(std::chrono::seconds(30), stop_.get_token()); };
-        auto staged = relay_->pull(Want{.newer = true}, soon());
-        if (staged && (*staged)->commit()) static_cast<void>(receiver::wait_served(*relay_, soon()));
-      }
-    });
-  }
-  /// As when its process dies: what it was writing is given up.
-  void end_relay() {
-    stop_.request_stop();
-    if (thread_.joinable()) thread_.join();
-    relay_.reset();
-  }
-
-  std::string endpoint() const { return port_.endpoint(); }
-  std::uint16_t port() const { return agent_->port(); }
-  SnapshotPtr now() const { return agent_->core().versions().snapshot(); }
-  bool cut_off() const { return agent_->core().origin().cut_off().has_value(); }
-  bool serves() const { return now()->served != nullptr; }
-  /// Of tiles, to receivers.
-  std::uint64_t sent() const {
-    const Metrics& metrics = agent_->core().metrics();
-    return metrics.bytes_extent + metrics.bytes_raw_tiles;
-  }
-
- private:
-  test::TempDir dir_;
-  const test::HeldPort port_;
-  std::unique_ptr<Agent> agent_;
-  std::unique_ptr<Receiver> relay_;
-  std::stop_source stop_;
-  std::thread thread_;
-};
 
 class RelayArrival : public ReceiverTest {
  protected:
