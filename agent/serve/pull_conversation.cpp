@@ -137,7 +137,7 @@ asio::awaitable<Status> PullConversation::converse() {
 asio::awaitable<Status> PullConversation::handshake() {
   const Deadline deadline = Deadline::after(limits_.handshake);
   if (const auto& tls = context_.options.tls) {
-    DS_CO_ASSIGN(auto channel, tls->channel(stream_.fd(), address_));
+    DS_CO_ASSIGN(auto channel, tls->channel(stream_.fd(), address_, [own = stream_.canceller()] { own.close(); }));
     DS_CO_TRY(co_await stream_.secure(std::move(channel), deadline));
   }
   const std::string& token = context_.options.token;

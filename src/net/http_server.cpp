@@ -167,7 +167,12 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     if (!options.tls) co_return true;
     const std::string peer = stream.peer_name();
     const auto lets_in = options.client_certificates ? LetsIn::signed_by_ca : LetsIn::everybody;
-    auto channel = options.tls->channel(stream.fd(), peer, lets_in);
+    auto channel = options.tls->channel(stream.fd(), peer, lets_in,
+                                        [executor = stream.executor(), weak = stream.weak_from_this()] {
+                                          asio::post(executor, [weak] {
+                                            if (const auto refused = weak.lock()) refused->shut();
+                                          });
+                                        });
     if (!channel) {
       log::warn(handshake_lines, "http_handshake_failed peer={} error=\"{}\"", peer, channel.error().to_string());
       co_return false;

@@ -16,6 +16,7 @@
 #include "net/tls_channel.hpp"
 #include "net/tls_expiry.hpp"
 #include "net/tls_files.hpp"
+#include "net/tls_peers.hpp"
 
 namespace deltasync::net {
 namespace {
@@ -33,10 +34,11 @@ class OpenSslTls final : public Tls {
   }
 
   using Tls::channel;
-  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in) override {
+  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in,
+                                           std::function<void()> end) override {
     const std::lock_guard lock(mutex_);
     look();
-    return make_tls_channel(context_.get(), {role_, options_, lets_in}, fd, peer);
+    return make_tls_channel(context_.get(), {role_, options_, lets_in, peers_, std::move(end)}, fd, peer);
   }
 
   bool asks_for_certificates() const override { return role_ == TlsRole::server && !options_->ca.empty(); }
@@ -88,11 +90,13 @@ class OpenSslTls final : public Tls {
     }
     seen_ = now;
     context_ = std::move(*loaded);
+    peers_->verify_by(context_.get());
     log::info("tls_reloaded cert=\"{}\" ca=\"{}\"", options_->cert.string(), options_->ca.string());
   }
 
   const TlsRole role_;
   const std::shared_ptr<const TlsOptions> options_;
+  const std::shared_ptr<TlsPeers> peers_ = std::make_shared<TlsPeers>();
   std::mutex mutex_;
   Deadline look_again_{Deadline::after(kLookAgain)};  // protected by mutex_, as all that follows
   TlsFilesSeen seen_;                                 // when context_ was made of them

@@ -5,9 +5,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "deltasync/result.hpp"
 #include "deltasync/tls.hpp"
@@ -40,10 +42,13 @@ class Tls {
   Tls& operator=(const Tls&) = delete;
 
   /// For a connected TCP socket, which it borrows. `peer` is the host that was dialled, or the address of who came; a
-  /// client wants a certificate for it, unless options name another, and has no use for `lets_in`.
-  virtual Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in) = 0;
-  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer) {
-    return channel(fd, peer, LetsIn::as_options_say);
+  /// client wants a certificate for it, unless options name another, and has no use for `lets_in` and `end`. `end`
+  /// (empty: none) is called by any thread, at most once and not after the channel's end, when a peer that was let in
+  /// would be no more, since the files have changed: it ends the connection, and must not wait.
+  virtual Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, LetsIn lets_in,
+                                                   std::function<void()> end) = 0;
+  Result<std::unique_ptr<Channel>> channel(int fd, const std::string& peer, std::function<void()> end = {}) {
+    return channel(fd, peer, LetsIn::as_options_say, std::move(end));
   }
   /// A server that can verify its peers' certificates: unless told otherwise, it lets in no others.
   virtual bool asks_for_certificates() const = 0;

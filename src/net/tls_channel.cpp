@@ -124,6 +124,9 @@ class TlsChannel final : public Channel {
     const int rc = ::SSL_do_handshake(ssl_.get());
     if (rc == 1) {
       done_ = true;
+      if (side_.role == TlsRole::server && side_.asks() && side_.end) {
+        known_.emplace(side_.peers, ssl_.get(), peer_, side_.end);
+      }
       if (side_.role == TlsRole::server && side_.options->kernel) log_kernel_tls(kernel_sends());
       return Tried::moved(0);
     }
@@ -352,7 +355,8 @@ class TlsChannel final : public Channel {
   const std::string expected_;  ///< whom the peer's certificate must be for
   const std::string peer_;
   std::unique_ptr<SSL, FreeSsl> ssl_;
-  bool heard_ = false;  ///< the first byte of the peer's
+  std::optional<TlsPeers::Peer> known_;  ///< from the handshake's end, where its certificate was asked for
+  bool heard_ = false;                   ///< the first byte of the peer's
   bool done_ = false;
   bool said_end_ = false;
   std::string refusal_;          ///< of the peer's certificate

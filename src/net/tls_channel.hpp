@@ -1,12 +1,14 @@
 // One connection's TLS.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "net/channel.hpp"
 #include "net/tls.hpp"
 #include "net/tls_files.hpp"
+#include "net/tls_peers.hpp"
 
 namespace deltasync::net {
 
@@ -15,6 +17,8 @@ struct TlsSide {
   TlsRole role;
   std::shared_ptr<const TlsOptions> options;
   LetsIn lets_in = LetsIn::as_options_say;  ///< a server's
+  std::shared_ptr<TlsPeers> peers;          ///< of it
+  std::function<void()> end;                ///< as Tls::channel() has it
 
   bool asks() const { return role == TlsRole::client || (!options->ca.empty() && lets_in != LetsIn::everybody); }
   bool by_name() const { return role == TlsRole::server && lets_in == LetsIn::as_options_say; }

@@ -21,6 +21,7 @@ struct FreeSsl {
   void operator()(SSL_CTX* context) const { ::SSL_CTX_free(context); }
   void operator()(SSL* ssl) const { ::SSL_free(ssl); }
   void operator()(X509* certificate) const { ::X509_free(certificate); }
+  void operator()(STACK_OF(X509) * chain) const { sk_X509_pop_free(chain, ::X509_free); }
 };
 using SslContextPtr = std::unique_ptr<SSL_CTX, FreeSsl>;
 
