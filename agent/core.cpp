@@ -25,6 +25,7 @@ AgentCore::AgentCore(const CoreOptions& options, shm::AgentLock lock, std::share
       plans_(plan_parts(), open_plans_),
       subsets_(peer_room_),
       trainer_hooks_(options_, versions_, open_plans_, bell_, reclaimer_, metrics_, origin_, arrival_, delta_arrival_) {
+  if (!versions_.generations().empty()) origin_.was(files_.source(), options_.relay_grace);
 }
 
 Result<std::unique_ptr<AgentCore>> AgentCore::start(const CoreOptions& options) {
@@ -58,6 +59,7 @@ void AgentCore::start_threads() {
 
 AgentCore::~AgentCore() {
   stop();
+  files_.keep_source(origin_.source());
 }
 
 void AgentCore::stop() {
@@ -79,6 +81,7 @@ std::chrono::milliseconds AgentCore::run_maintenance() {
   open_plans_.run_maintenance();
   const bool retiring = revoker_.run_maintenance();
   files_.look(versions_.generations());
+  files_.keep_source(origin_.source());
   origin_.look();
   if (const auto news = origin_.news(); news && *news) {
     log::warn(origin_lines_,

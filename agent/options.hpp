@@ -39,7 +39,9 @@ struct CoreOptions {
   std::uint64_t merge_bytes_max = 0;  ///< of merged and compact deltas that are kept; 0: as much as the ring's
   std::size_t merge_steps_min = 2;    ///< shorter chains are not merged; 0: none is, and no delta is made compact
   std::chrono::milliseconds lease_grace{1000};  ///< readers of a half that a writer waits for keep it this long at most
-  std::uint64_t copy_bytes_max = 64u << 20;     ///< of pieces that are copied out of a half for peers that lost a lease
+  std::chrono::milliseconds relay_grace{
+      10'000};                               ///< at the start, for the relay of versions that were found to be back
+  std::uint64_t copy_bytes_max = 64u << 20;  ///< of pieces that are copied out of a half for peers that lost a lease
   std::chrono::milliseconds plan_limit{600'000};  ///< a plan and its lease end after this
   std::size_t plans_per_connection_max = 8;
   std::uint64_t peer_bytes_max = 192u << 20;  ///< of all else that peers make the agent hold

@@ -29,6 +29,14 @@ void AgentFiles::look(const std::vector<GenerationPtr>& generations) {
   }
 }
 
+void AgentFiles::keep_source(const std::string& source) {
+  if (source == lock_->note()) return;
+  if (auto kept = lock_->write_note(source); !kept) {
+    log::warn("source_not_kept error=\"{}\" effect=\"an agent that is started again does not say that it is cut off\"",
+              kept.error().to_string());
+  }
+}
+
 void AgentFiles::Names::remove() const noexcept {
   try {
     for (const GenerationPtr& generation : reclaimer_->all_held())

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "agent/versions/generation.hpp"
@@ -24,6 +25,10 @@ class AgentFiles {
   /// Cleaners may have taken names away. Who has the files open goes on, but nobody who comes later finds them: that is
   /// logged once, of each. Looks every two seconds at most.
   void look(const std::vector<GenerationPtr>& generations);
+  /// Of the relay that brings the versions, for the next agent of the name: the agent that it pulls from. Empty: a
+  /// trainer brings them, or nobody has. By the thread of look().
+  void keep_source(const std::string& source);
+  const std::string& source() const noexcept { return lock_->note(); }
   /// There is nothing for a next agent of the name: the lock's file goes with the lock.
   void remove_lock_at_end() noexcept { lock_->remove_on_release(); }
   /// Removes these generations' files, and the lock's at the end.

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "base/process.hpp"
+#include "base/utf8.hpp"
 #include "format/wire_report.hpp"
 
 namespace deltasync::agent {
 
-/// Known as long as the relay that said it is connected; that there was one, until a writer comes that is none.
+/// Known as long as the relay that said it is connected; that there was one, until a writer comes that is none, also by
+/// the next agent of the name.
 /// Thread-safe.
 class Origin {
  public:
@@ -30,20 +32,31 @@ class Origin {
     Clock::time_point since;
   };
 
+  /// As the agent before this one knew it: source() of its Origin.
+  void was(const std::string& source, std::chrono::milliseconds grace) {
+    const std::lock_guard lock(mutex_);
+    source_ = source;
+    if (source_.empty()) return;
+    cut_off_ = gone();
+    grace_ = grace;
+  }
   void set(std::uint64_t connection, const ProcessId& relay, wire::Parents said) {
     const std::lock_guard lock(mutex_);
     said_by_ = connection;
     relay_ = relay;
     parents_ = std::move(said.list);
+    source_ = parents_.empty() ? "another one" : printable(parents_.front().endpoint);
+    grace_ = kGrace;
     if (said.cut_off_ns == 0) return cut_off_.reset();
     const auto since = Clock::now() - std::chrono::nanoseconds(std::min<std::uint64_t>(said.cut_off_ns, kLongestNs));
-    cut_off_ = {"its relay is there, but the agent at " + from() + ", from which that pulls, is away or cut off itself",
-                since};
+    cut_off_ = {
+        "its relay is there, but the agent at " + source_ + ", from which that pulls, is away or cut off itself",
+        since};
   }
   void forget(std::uint64_t connection) {
     const std::lock_guard lock(mutex_);
     if (said_by_ != connection || parents_.empty()) return;
-    cut_off_ = {"the relay that brought its versions from " + from() + " is gone: start it again", Clock::now()};
+    cut_off_ = gone();
     parents_.clear();
     stopped_.reset();
   }
@@ -51,6 +64,7 @@ class Origin {
   void is_trainers() {
     const std::lock_guard lock(mutex_);
     parents_.clear();
+    source_.clear();
     cut_off_.reset();
     stopped_.reset();
   }
@@ -76,16 +90,17 @@ class Origin {
     const std::lock_guard lock(mutex_);
     return parents_;
   }
-  /// What was written last was a relay's, as far as is known.
-  bool is_relays() const {
+  /// The agent from which the relay pulls that wrote last; empty: a trainer did, or nobody.
+  std::string source() const {
     const std::lock_guard lock(mutex_);
-    return !parents_.empty() || cut_off_;
+    return source_;
   }
+  bool is_relays() const { return !source().empty(); }
   /// Nothing: a relay is there, or there never was one.
   std::optional<CutOff> cut_off() const {
     const std::lock_guard lock(mutex_);
     for (const auto* said : {&cut_off_, &stopped_}) {
-      if (*said && Clock::now() - (*said)->since >= kGrace) return *said;
+      if (*said && Clock::now() - (*said)->since >= grace_) return *said;
     }
     return stands_;
   }
@@ -104,7 +119,9 @@ class Origin {
  private:
   static constexpr std::uint64_t kLongestNs = 86'400'000'000'000;  // whatever a relay says, a day is enough
 
-  std::string from() const { return parents_.empty() ? "another one" : parents_.front().endpoint; }
+  CutOff gone() const {
+    return {"the relay that brought its versions from " + source_ + " is gone: start it again", Clock::now()};
+  }
 
   static constexpr auto kLookEvery = std::chrono::milliseconds(500);
 
@@ -112,6 +129,8 @@ class Origin {
   std::uint64_t said_by_ = 0;  // protected by mutex_, as all but told_
   ProcessId relay_;
   std::vector<wire::Parent> parents_;
+  std::string source_;
+  std::chrono::milliseconds grace_ = kGrace;
   std::optional<CutOff> cut_off_;
   std::optional<CutOff> stopped_;
   std::optional<CutOff> stands_;

@@ -1,5 +1,5 @@
 // The peers of a server's connections whose certificates were asked for. They are verified again when the files have
-// been read anew: who would be let in no more is disconnected.
+// been read again: who would be let in no more is disconnected.
 #pragma once
 
 #include <functional>

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/fd.hpp"
@@ -17,6 +18,28 @@
 namespace deltasync::shm {
 
 namespace {
+
+constexpr std::size_t kNoteBytesMax = 4096;
+
+/// Of the file: the owner's pid, and its note.
+struct Lines {
+  std::string pid;
+  std::string note;
+};
+
+/// Whatever else stands there is nobody's note.
+Lines read_lines(int fd) {
+  std::array<char, 32 + kNoteBytesMax> text{};
+  const auto n = ::pread(fd, text.data(), text.size(), 0);
+  const std::string_view all(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
+  Lines lines;
+  lines.pid = all.substr(0, all.find_first_not_of("0123456789"));
+  const auto first = all.find('\n');
+  if (first == std::string_view::npos) return lines;
+  const auto last = all.find('\n', first + 1);
+  if (last != std::string_view::npos) lines.note = all.substr(first + 1, last - first - 1);
+  return lines;
+}
 
 /// What a stranger left or holds says nothing about this user's agents.
 Status check_owner(int fd, const std::filesystem::path& file) {
@@ -29,10 +52,7 @@ Status check_owner(int fd, const std::filesystem::path& file) {
 }
 
 Error owned_by_another(int fd, const std::filesystem::path& segment, const std::filesystem::path& file) {
-  std::array<char, 32> text{};
-  const auto n = ::pread(fd, text.data(), text.size() - 1, 0);
-  std::string pid(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
-  while (!pid.empty() && (pid.back() < '0' || pid.back() > '9')) pid.pop_back();
+  const std::string pid = read_lines(fd).pid;
   return {Errc::already_exists, "another agent owns " + segment.string() + ": pid " +
                                     (pid.empty() ? std::string("unknown") : pid) + " holds " + file.string() +
                                     ": end that one first, or give this one another --name"};
@@ -53,22 +73,42 @@ Result<AgentLock> AgentLock::acquire(const std::filesystem::path& dir, const std
       return owned_by_another(fd.get(), dir / name, file);
     }
   } while (!is_name_of(file, fd.get()));  // a lock on a file that has been removed excludes nobody who comes later
-  const auto pid = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(fd.get(), 0) != 0 ||
-      ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-    return Error::from_errno("write " + file.string(), errno);
+  AgentLock lock(fd.release(), file);
+  lock.note_ = read_lines(lock.fd_).note;
+  DS_TRY(lock.write());
+  return lock;
+}
+
+Status AgentLock::write_note(std::string note) {
+  if (note.size() > kNoteBytesMax || note.find('\n') != std::string::npos) {
+    return Error(Errc::invalid_argument, "a note is one line of at most " + std::to_string(kNoteBytesMax) + " bytes");
   }
-  return AgentLock(fd.release(), file);
+  note_ = std::move(note);
+  return write();
+}
+
+/// Whole lines over those that were there: a process that ends in between leaves the lines of one of the two.
+Status AgentLock::write() const {
+  const std::string text = std::to_string(::getpid()) + "\n" + (note_.empty() ? "" : note_ + "\n");
+  const auto bytes = static_cast<ssize_t>(text.size());
+  if (::pwrite(fd_, text.data(), text.size(), 0) != bytes || ::ftruncate(fd_, bytes) != 0) {
+    return Error::from_errno("write " + file_.string(), errno);
+  }
+  return {};
 }
 
 AgentLock::AgentLock(AgentLock&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), file_(std::move(other.file_)), remove_(other.remove_) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      file_(std::move(other.file_)),
+      note_(std::move(other.note_)),
+      remove_(other.remove_) {}
 
 AgentLock& AgentLock::operator=(AgentLock&& other) noexcept {
   if (this != &other) {
     release();
     fd_ = std::exchange(other.fd_, -1);
     file_ = std::move(other.file_);
+    note_ = std::move(other.note_);
     remove_ = other.remove_;
   }
   return *this;

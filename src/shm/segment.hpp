@@ -99,12 +99,18 @@ class AgentLock {
   void remove() noexcept;
   /// False once its file's name has been removed, or taken by another: then it excludes nobody who comes later.
   bool in_place() const;
+  /// One line of at most 4,096 bytes, for the next owner as well. Empty: none was written.
+  const std::string& note() const noexcept { return note_; }
+  /// Errors: invalid_argument, or what the file system says.
+  Status write_note(std::string note);
 
  private:
   AgentLock(int fd, std::filesystem::path file) : fd_(fd), file_(std::move(file)) {}
+  Status write() const;
   void release() noexcept;
   int fd_;
   std::filesystem::path file_;
+  std::string note_;
   bool remove_ = false;
 };
 

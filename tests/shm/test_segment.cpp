@@ -314,6 +314,35 @@ TEST(Lock, TheFileGoesWithItsOwnerIfToldSo) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
+// Whatever came to stand in the file, none of it is taken for more than it is.
+TEST(Lock, ANoteIsForTheNextOwner) {
+  TempDir dir;
+  const auto file = dir.path() / "model.lock";
+  {
+    auto lock = AgentLock::acquire(dir.path(), "model").value();
+    EXPECT_EQ(lock.note(), "");
+    ASSERT_TRUE(lock.write_note("a line, longer than the next one"));
+    ASSERT_TRUE(lock.write_note("a line"));
+    EXPECT_EQ(lock.write_note("two\nlines").error().code(), Errc::invalid_argument);
+    EXPECT_EQ(lock.write_note(std::string(10'000, 'a')).error().code(), Errc::invalid_argument);
+    EXPECT_EQ(lock.note(), "a line");
+    const auto second = AgentLock::acquire(dir.path(), "model");
+    EXPECT_NE(second.error().message().find("pid " + std::to_string(::getpid()) + " holds"), std::string::npos)
+        << second.error().message();
+  }
+  EXPECT_EQ(AgentLock::acquire(dir.path(), "model")->note(), "a line");
+  {
+    auto lock = AgentLock::acquire(dir.path(), "model").value();
+    ASSERT_TRUE(lock.write_note(""));
+  }
+  EXPECT_EQ(AgentLock::acquire(dir.path(), "model")->note(), "");
+  for (const std::string& left :
+       {std::string(), std::string("12"), std::string("12\nno end"), std::string(9'000, '1')}) {
+    std::ofstream(file, std::ios::trunc) << left;
+    EXPECT_EQ(AgentLock::acquire(dir.path(), "model")->note(), "") << left.size();
+  }
+}
+
 // A process that opened the file before it was removed must not take a lock on it for ownership.
 TEST(Lock, HasOneOwnerAtATimeThoughEachRemovesTheFile) {
   TempDir dir;

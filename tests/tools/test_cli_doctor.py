@@ -202,6 +202,16 @@ class AgentTest(DoctorTest):
         self.assertEqual(said["state"], "warning")
         self.assertIn("start it again", said["found"])
         self.assertRegex(self.cli("status", "--http", node.http), r"(?m)^cut off for .*start it again$")
+        # So does its next agent, which gives the relay some time to be there again.
+        node.kill()
+        (self.tmp / "node" / "ready.json").unlink()
+        node = Agent(self, AGENT, self.tmp / "node")
+        self.assertNotIn("cut off", versions(node)["found"])
+        end = time.monotonic() + DEADLINE_S
+        while "cut off for" not in (said := versions(node))["found"]:
+            self.assertLess(time.monotonic(), end, said)
+            time.sleep(0.5)
+        self.assertIn(f"from {agent.endpoint} is gone: start it again", said["found"])
 
     def test_tokens(self):
         token = token_file(self.tmp / "token")

@@ -1,5 +1,7 @@
 // A node whose relay is gone serves what it has. Who pulls from there hears that nothing newer comes, and who knows
 // another agent goes on there.
+#include <thread>
+
 #include "agent/http/health.hpp"
 #include "agent/http/metrics_page.hpp"
 #include "agent/http/status.hpp"
@@ -178,6 +180,47 @@ TEST_F(CutOff, TheAgentAboveIsAway) {
     relay_asks();
     return !cut_off(*node_);
   }));
+}
+
+/// Nobody is told before its relay had the time to find it.
+TEST_F(CutOff, AnAgentThatIsStartedAgainRemembersItsRelay) {
+  node_options_.core.relay_grace = std::chrono::seconds(1);
+  start();
+  hand_on();
+  relay_.reset();
+  node_.reset();
+  start_node();
+  EXPECT_FALSE(cut_off(*node_));
+  ASSERT_TRUE(eventually([&] { return cut_off(*node_); }));
+  const std::string why = "the relay that brought its versions from " + endpoint(port()) + " is gone";
+  EXPECT_NE(ready_page(node_parts()).body.find(why), std::string::npos) << ready_page(node_parts()).body;
+  const auto one = child(endpoint(node_->port()));
+  EXPECT_EQ(pull(*one).mode, PullMode::full);
+  const auto waited = one->pull(kNewer, Deadline::after(std::chrono::seconds(1)));
+  ASSERT_FALSE(waited);
+  EXPECT_NE(waited.error().message().find(why), std::string::npos) << waited.error().message();
+  start_relay();
+  next_version(0.01);
+  pull(*relay_);
+  ASSERT_TRUE(receiver::wait_served(*relay_, test_deadline()));
+  EXPECT_FALSE(cut_off(*node_));
+  EXPECT_NE(pull(*one, kNewer).mode, PullMode::up_to_date);
+  EXPECT_TRUE(held(*one) == model_.half);
+
+  // Once a trainer has written there is no relay to wait for.
+  relay_.reset();
+  {
+    WriterOptions options;
+    options.agent_socket = node_options_.trainer.socket_path;
+    auto writer = Writer::attach(model_.layout, make_sidecar(*model_.layout), options, test_deadline());
+    ASSERT_TRUE(writer) << writer.error().to_string();
+    ASSERT_TRUE(offload(**writer, model_.half, number_ + 1));
+    ASSERT_TRUE(eventually([&] { return node_->core().origin().source().empty(); }));
+  }
+  node_.reset();
+  start_node();
+  std::this_thread::sleep_for(2 * node_options_.core.relay_grace);
+  EXPECT_FALSE(cut_off(*node_));
 }
 
 /// A trainer that writes to the agent itself brings versions, no matter who did before.

@@ -302,7 +302,7 @@ TEST_F(RelayDeltaArrival, ARelayThatGoesPastWhatItHandedOn) {
   EXPECT_TRUE(held(*receiver_) == model_.half);
 }
 
-/// Whoever finds out: it is offered to nobody any more.
+/// Once one receiver has found out it is offered to nobody any more.
 TEST_F(RelayDeltaArrival, AWrongFrameEndsIt) {
   test::LogLines log;
   Hop hop(link_->endpoint());
