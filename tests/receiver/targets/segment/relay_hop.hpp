@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -68,9 +67,8 @@ class Hop {
     thread_ = std::thread([this] {
       while (!stop_.stop_requested()) {
         const auto soon = [this] { return CallOptions::within(pull_limit_.load(), stop_.get_token()); };
-        const auto began = std::chrono::steady_clock::now();
         auto staged = relay_->pull(Want{.newer = true}, soon());
-        longest_pull_ = std::max(longest_pull_.load(), std::chrono::steady_clock::now() - began);
+        ++pulls_ended_;
         while (staged && hold_commits_ && !stop_.stop_requested()) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -89,11 +87,9 @@ class Hop {
   /// The relay keeps what it has pulled to itself.
   void hold_commits(bool hold) { hold_commits_ = hold; }
 
-  void limit_pulls(std::chrono::milliseconds limit) {
-    pull_limit_ = limit;
-    longest_pull_ = std::chrono::steady_clock::duration(0);
-  }
-  std::chrono::duration<double> longest_pull() const { return longest_pull_.load(); }
+  void limit_pulls(std::chrono::milliseconds limit) { pull_limit_ = limit; }
+  /// Whatever came of them.
+  unsigned pulls_ended() const { return pulls_ended_; }
 
   std::string endpoint() const { return port_.endpoint(); }
   std::uint16_t port() const { return agent_->port(); }
@@ -117,7 +113,7 @@ class Hop {
   std::stop_source stop_;
   std::atomic<bool> hold_commits_{false};
   std::atomic<std::chrono::milliseconds> pull_limit_{std::chrono::seconds(30)};
-  std::atomic<std::chrono::steady_clock::duration> longest_pull_{std::chrono::steady_clock::duration(0)};
+  std::atomic<unsigned> pulls_ended_{0};
   std::thread thread_;
 };
 
