@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <mutex>
 
 #include "deltasync/writer.hpp"
@@ -25,8 +24,7 @@ class ArrivingDelta {
  private:
   Writer& writer_;
   std::mutex mutex_;
-  std::chrono::nanoseconds left_{0};  ///< that the parts of this delta may still take. Protected by mutex_
-  std::atomic<bool> told_{false};     ///< the agent knows of it, and has all that came
+  std::atomic<bool> told_{false};  ///< the agent knows of it, and has all that came
 };
 
 }  // namespace deltasync::relay
